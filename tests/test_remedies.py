@@ -108,8 +108,8 @@ NO_REMEDY = (
     "%s: restart %d of",
     "%s:%d is open to other machines",
     ": set ",
-    ": give text, ",
-    ": give Broker its path",
+    "; give text, ",
+    "; give Broker its path",
     "start, end, 47, ",
 )
 """Beginnings of texts that only look like remedies, or are usage."""

@@ -42,11 +42,7 @@ TEST_NAME_WORDS_MAX = 7
 THIS = Path(__file__)
 
 PENDING: tuple[str, ...] = (
-    "src/onceflow/testing/",
-    "src/onceflow/wire/",
-    "tests/client/",
     "tests/compat/connector/",
-    "tests/histories/",
     "tests/end_to_end/test_spark_submit.py",
     "tests/spark/crash_points.py",
     "tests/spark/driver_",
@@ -63,8 +59,6 @@ PENDING: tuple[str, ...] = (
     "tests/spark/response_proxy.py",
     "tests/spark/slow_workers.py",
     "tests/spark/decoded.py",
-    "tests/testing/",
-    "tests/wire/",
     "docs/campaigns.md",
     "docs/client.md",
     "docs/log-format.md",

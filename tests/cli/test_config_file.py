@@ -40,15 +40,15 @@ def test_the_users_own_file_is_found(settings_folder: Path) -> None:
 def test_options_override_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "given.conf"
     file.write_text("bootstrap=127.0.0.1:2\n")
-    assert "answers at 127.0.0.1:2" in error_of("--config-file", str(file), "topic", "list")
+    assert "responds at 127.0.0.1:2" in error_of("--config-file", str(file), "topic", "list")
     monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", "127.0.0.1:3")
-    assert "answers at 127.0.0.1:3" in error_of("--config-file", str(file), "topic", "list")
-    assert "answers at 127.0.0.1:4" in error_of(
+    assert "responds at 127.0.0.1:3" in error_of("--config-file", str(file), "topic", "list")
+    assert "responds at 127.0.0.1:4" in error_of(
         "--config-file", str(file), "topic", "list", "--bootstrap", "127.0.0.1:4"
     )
     monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", "")
     monkeypatch.setenv("ONCEFLOW_CONFIG_FILE", str(file))
-    assert "answers at 127.0.0.1:2" in error_of("topic", "list")
+    assert "responds at 127.0.0.1:2" in error_of("topic", "list")
     assert os.environ["ONCEFLOW_REDIS"] == ""
 
 

@@ -84,7 +84,9 @@ def test_unknown_and_used_groups_are_not_deleted(run: Run, bootstrap: str, fille
 
 def test_invalid_topic_names_are_explained(run: Run) -> None:
     message = run("produce", "bad topic", stdin="a\n").stderr
-    assert "'bad topic' is not a valid topic name; use at most 249 ASCII letters, digits, '.', '_' and '-'" in message
+    assert (
+        "'bad topic' is not a valid topic name; expected at most 249 ASCII letters, digits, '.', '_' and '-'" in message
+    )
     assert "invalid_topic" not in message
 
 

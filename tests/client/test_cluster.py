@@ -43,7 +43,7 @@ def test_a_topic_from_creation_to_deletion(cluster: Cluster, topic: str) -> None
     assert (created.name, list(created.partitions), created.internal) == (topic, [0, 1, 2], False)
     assert created.topic_id is not None
     assert all(created.in_sync_replicas[partition] == (leader,) for partition, leader in created.partitions.items())
-    with pytest.raises(TopicExists, match=f"topic {topic} exists already") as raised:
+    with pytest.raises(TopicExists, match=f"topic {topic} already exists") as raised:
         cluster.create_topic(topic, 3)
     assert topic in cluster.topics()
     remedies.find(Remedy.OTHER_TOPIC_NAME, raised.value)
@@ -175,7 +175,7 @@ def test_batch_above_the_maximum_is_refused(proxy: FaultyProxy, filled: Fill) ->
     proxy.cut_batches = True
     with (
         Cluster(str(proxy.address), batch_bytes_max=150_000) as cluster,
-        pytest.raises(ResponseTooLarge, match=f"offset 0 of {topic}-0 is larger than 150000 bytes: ") as raised,
+        pytest.raises(ResponseTooLarge, match=f"offset 0 of {topic}-0 is larger than 150000 bytes; ") as raised,
     ):
         cluster.fetch(topic, 0, 0, size_bytes_max=100_000)
     assert proxy.asked_bytes == [100_000, 150_000]
@@ -252,7 +252,7 @@ def test_trying_again_ends_with_the_time_allowed(
     with Cluster(str(proxy.address)) as cluster:
         assert values(cluster.fetch(topic, 0, 0).records) == [b"a"]
         proxy.faults = [(apis.FETCH, "not_leader")] * 100
-        cluster.timeout_ms = 500
+        cluster.router.timeout_ms = 500
         monkeypatch.setattr(routing, "time", PausesAlone())
         with pytest.raises(LeaderUnavailable, match=f"{topic}-0 cannot be read now: not_leader_or_follower"):
             cluster.fetch(topic, 0, 0)
@@ -352,6 +352,6 @@ def test_unreached_leader_is_waited_for(bootstrap: str) -> None:
             late.__exit__(None, None, None)
     with Cluster(bootstrap) as cluster:
         assert cluster.topics() is not None
-        cluster.timeout_ms = 200
+        cluster.router.timeout_ms = 200
         with pytest.raises(BrokerUnreachable):
             cluster.router.retry(lambda: cluster.router.connection_to(parse_address("127.0.0.1:1")))

@@ -75,7 +75,7 @@ TLS_ALERT = bytes.fromhex("15030300020246")
     ],
 )
 def test_a_peer_that_is_no_broker(responses: list[bytes | None], error: type[ClientError], message: str) -> None:
-    timeout_ms = 300 if "did not response" in message else 30_000
+    timeout_ms = 300 if "did not respond" in message else 30_000
     with peer(*responses) as port, pytest.raises(error, match=message):
         Connection("127.0.0.1", port, timeout_ms=timeout_ms)
 

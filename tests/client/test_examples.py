@@ -40,7 +40,7 @@ def test_without_librdkafka_it_says_what_to_install() -> None:
 def test_star_import_exports_all_names() -> None:
     names: dict[str, object] = {}
     exec("from onceflow.client import *", names)
-    assert {name for name in names if not name.startswith("__")} == client._HOMES.keys()
+    assert {name for name in names if not name.startswith("__")} == client._MODULES.keys()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: str(path.name))

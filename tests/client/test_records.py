@@ -39,7 +39,7 @@ def test_missing_range_times_out(bootstrap: str, filled: Fill) -> None:
     with Cluster(bootstrap) as cluster:
         records = read_records(cluster, topic, 0, 0, 2)
         assert next(records).value == b"a"
-        cluster.timeout_ms = 300
+        cluster.router.timeout_ms = 300
         with pytest.raises(RequestTimedOut, match=f"{topic}-0: waited 300 ms at offset 1 for records up to 2"):
             next(records)
 

@@ -161,8 +161,11 @@ WRONG: list[tuple[dict[str, str], str]] = [
     (PLAIN | {"sasl.mechanism": "GSSAPI"}, "sasl.mechanism='GSSAPI' is not one of PLAIN"),
     (PLAIN, "sasl.jaas.config is not in the form .*PlainLoginModule required username="),
     (PLAIN | {"sasl.jaas.config": JAAS[:-1]}, "sasl.jaas.config is not in the form"),
-    (PLAIN | {"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": JAAS}, "names .*PlainLoginModule, and .* needs"),
-    (PLAIN | {"sasl.jaas.config": JAAS.replace("username", "user")}, "has password, user; it needs"),
+    (
+        PLAIN | {"sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": JAAS},
+        "names .*PlainLoginModule, but .* requires",
+    ),
+    (PLAIN | {"sasl.jaas.config": JAAS.replace("username", "user")}, "has password, user; it requires"),
     (TLS | {"ssl.truststore.type": "JKS"}, "ssl.truststore.type=JKS is not PEM; 'keytool -importkeystore"),
     (TLS | {"ssl.truststore.location": "/nowhere"}, "ssl.truststore.location=/nowhere: No such file"),
     (TLS | {"ssl.truststore.certificates": "x"}, "ssl.truststore or ssl.keystore cannot be used"),

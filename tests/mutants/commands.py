@@ -78,6 +78,6 @@ MUTANTS = (
         "testing/in_process.py",
         "        run, self._run = self._run, None\n",
         "        run = self._run\n",
-        "testing/test_in_process.py::test_a_broker_that_starts_again_has_its_port_and_its_data",
+        "testing/test_in_process.py::test_restarted_broker_keeps_port_and_data",
     ),
 )

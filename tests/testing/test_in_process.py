@@ -113,7 +113,7 @@ def test_unknown_settings_are_refused() -> None:
         broker.create_topic("three", partitions=-1)
         with connected(broker.bootstrap_servers) as client:
             assert [fetched.error_code for fetched in client.fetch([("three", 2, 0)])] == [0]
-    with pytest.raises(SettingRefused, match=r"num\.partition is no setting .* did you mean num\.partitions\?"):
+    with pytest.raises(SettingRefused, match=r"num\.partition is not a setting .*did you mean num\.partitions\?"):
         Broker(settings={"num.partition": "3"}).start()
     with pytest.raises(BrokerNotUsable, match=r"settings must not contain log\.dirs"):
         Broker(settings={"log.dirs": "/elsewhere"})
@@ -151,7 +151,7 @@ def test_broker_process_starts_once(tmp_path: Path) -> None:
     remedies.find(Remedy.START_TEST_BROKER, stopped.value)
     assert broker.start().pid != pid
     broker.stop()
-    with pytest.raises(BrokerNotUsable, match=r"did not start: .*num\.partition is no setting"):
+    with pytest.raises(BrokerNotUsable, match=r"did not start: .*num\.partition is not a setting"):
         BrokerProcess(tmp_path / "data", 0, "--config-file", str(_wrong_file(tmp_path))).start()
 
 

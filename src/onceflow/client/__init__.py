@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
         if str(error.name).startswith("onceflow"):
             raise
         raise ModuleNotFoundError(
-            f"{name} requires the package {error.name}, which is not installed; "
+            f"{name} needs the package {error.name}, which is not installed; "
             f"{Remedy.INSTALL_EXTRA.format(package=f'onceflow-{__version__}-py3-none-any.whl[client]')}",
             name=error.name,
         ) from error

@@ -86,7 +86,6 @@ class Cluster:
     ) -> None:
         self.bootstrap = bootstrap
         self.security = security
-        self.timeout_ms = timeout_ms
         self.client_id = client_id
         self.batch_bytes_max = batch_bytes_max
         self.router = Router(
@@ -109,6 +108,11 @@ class Cluster:
     def close(self) -> None:
         """Close every connection. A later call opens new ones."""
         self.router.close()
+
+    @property
+    def timeout_ms(self) -> int:
+        """Maximum time of a request and of its retries."""
+        return self.router.timeout_ms
 
     # Topics
 

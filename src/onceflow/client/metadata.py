@@ -52,7 +52,7 @@ def _topic(entry: Any) -> TopicMetadata:
         raise LeaderUnavailable(f"topic {entry.name} is still being created; {Remedy.TRY_AGAIN}")
     if entry.error_code == ErrorCode.invalid_topic_exception:
         raise RequestRefused(
-            f"'{entry.name}' is not a valid topic name; use at most 249 ASCII letters, digits, '.', '_' and '-'",
+            f"'{entry.name}' is not a valid topic name; expected at most 249 ASCII letters, digits, '.', '_' and '-'",
             entry.error_code,
         )
     if entry.error_code != ErrorCode.none:

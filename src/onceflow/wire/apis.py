@@ -51,11 +51,11 @@ NEVER = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API: served from `version_min` to `version_max`; from `flexible_from` on in KIP-482's compact encoding.
+    """One API: served from `version_min` to `version_max`, in KIP-482's compact encoding from `flexible_from`.
 
-    `advertised_min` is what ApiVersions says. It is below `version_min` for Produce alone: librdkafka before 2.11
-    sends gzip, snappy and lz4 batches uncompressed to a broker whose Produce does not begin at 0 (KIP-896 keeps 0
-    in Kafka's own answer for that reason), and the versions 0 to 2 are refused all the same.
+    `advertised_min` is the minimum in ApiVersions. It is below `version_min` for Produce only: librdkafka before 2.11
+    sends gzip, snappy and lz4 batches uncompressed to a broker whose Produce does not start at 0 (KIP-896 keeps 0 in
+    Kafka's own response for that reason). The versions 0 to 2 are still refused.
     """
 
     key: int

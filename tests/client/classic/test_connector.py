@@ -312,7 +312,7 @@ def test_invalid_use_is_refused(bootstrap: str, where: str) -> None:
     elif where == "streams":
         with (
             ConsumerConnector(settings(bootstrap, "group")) as connector,
-            pytest.raises(InvalidSetting, match="one stream of each"),
+            pytest.raises(InvalidSetting, match="one topic with one stream"),
         ):
             connector.create_message_streams({"topic": 0})
     elif where == "broker":

@@ -90,7 +90,7 @@ def test_none_continues_without_a_listener(tmp_path: Path, topic: str, monkeypat
             assert write_once(cluster, Rows(topic, values_of(1)), SETTINGS) == 0
             running.kill()
             with monkeypatch.context() as impatient:
-                impatient.setattr(cluster, "timeout_ms", 1_000)
+                impatient.setattr(cluster.router, "timeout_ms", 1_000)
                 assert write_once(cluster, Rows(topic, values_of(2)), SETTINGS) == 30
             running.start()
             assert write_once(cluster, Rows(topic, values_of(3)), SETTINGS) == 0

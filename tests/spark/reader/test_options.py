@@ -224,7 +224,7 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ),
     ("stream", {"maxTriggerDelay": "5m"}, "maxTriggerDelay requires option minOffsetsPerTrigger"),
     ("stream", {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "'soon' is not a time like 500ms"),
-    ("batch", {"endingTimestamp": "5", "endingOffsets": "latest"}, "both say where the read ends"),
+    ("batch", {"endingTimestamp": "5", "endingOffsets": "latest"}, "both set where the read ends"),
     ("stream", {"kafka.security.protocol": "TLS"}, "option kafka.security.protocol='TLS' is not one of PLAINTEXT, SSL"),
     ("stream", {"kafka.ssl.key.pasword": "x"}, "did you mean kafka.ssl.key.password"),
     ("stream", {"xyz": "1"}, "unknown option xyz .*the options are kafka.bootstrap.servers, subscribe"),

@@ -21,7 +21,7 @@ BROKER_ENDPOINT = 1
 CONTROLLER_ENDPOINT = 2
 CLUSTER_OPERATIONS = 8096
 """All AclOperation values for a cluster, as bits: Kafka's response without an authorizer."""
-OPERATIONS_NOT_ASKED = -(2**31)
+OPERATIONS_NOT_REQUESTED = -(2**31)
 NO_TAGS = b"\x00"
 WORK_PER_PARTITION = 2
 ELECTION_TYPES = (0, 1)
@@ -38,7 +38,7 @@ def handle_describe_cluster(node: Node, request: Request) -> None:
     if endpoint != BROKER_ENDPOINT:
         _refuse_endpoint(request, endpoint)
         return
-    operations = CLUSTER_OPERATIONS if body.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
+    operations = CLUSTER_OPERATIONS if body.include_cluster_authorized_operations else OPERATIONS_NOT_REQUESTED
     request.respond(
         error_code=ErrorCode.none,
         error_message=None,

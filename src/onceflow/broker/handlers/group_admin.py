@@ -16,7 +16,7 @@ from onceflow.wire.primitives import INT16, INT32, append_string
 
 GROUP_OPERATIONS = 3400
 """All AclOperation values for a group, as bits: Kafka's response without an authorizer."""
-OPERATIONS_NOT_ASKED = -(2**31)
+OPERATIONS_NOT_REQUESTED = -(2**31)
 ABSENCE_REPORTED_FROM = 6
 """First version with an error for a nonexistent group (KIP-1043)."""
 STATE_LISTED_FROM = 4
@@ -31,7 +31,7 @@ def handle_describe_groups(node: Node, request: Request) -> None:
     """Serve one DescribeGroups request; a nonexistent group is dead, and an error from version 6 on."""
     body = request.decode()
     is_authorized = getattr(body, "include_authorized_operations", False)
-    operations = GROUP_OPERATIONS if is_authorized else OPERATIONS_NOT_ASKED
+    operations = GROUP_OPERATIONS if is_authorized else OPERATIONS_NOT_REQUESTED
 
     def refuse(error_code: ErrorCode) -> None:
         request.respond(groups=[_undescribed(group_id, error_code) for group_id in body.groups])
@@ -61,7 +61,7 @@ def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
         "protocol_type": "",
         "protocol_data": "",
         "members": [],
-        "authorized_operations": OPERATIONS_NOT_ASKED,
+        "authorized_operations": OPERATIONS_NOT_REQUESTED,
     }
 
 

@@ -125,7 +125,9 @@ def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | b
 
     head = metadata.encode_head(version, node.node_id, node.advertised_host, node.advertised_port, node.cluster_id)
     cluster_operations = getattr(body, "include_cluster_authorized_operations", False)
-    tail = metadata.encode_tail(version, CLUSTER_OPERATIONS if cluster_operations else metadata.OPERATIONS_NOT_ASKED)
+    tail = metadata.encode_tail(
+        version, CLUSTER_OPERATIONS if cluster_operations else metadata.OPERATIONS_NOT_REQUESTED
+    )
     respond_in_slices(request, head, entries(), tail)
 
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from typing_extensions import Buffer
 
 from onceflow.client.cluster import Cluster
-from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.client.connection import Connection
 from onceflow.client.errors import (
     BrokerUnreachable,
@@ -26,6 +25,7 @@ from onceflow.client.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
+from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import SinkStopped
 from onceflow.spark.kafka.steps import PRODUCE, Refused, Verdict, code_name, remedy

@@ -15,9 +15,9 @@ from typing import Any
 from onceflow.client import requests
 from onceflow.client.addresses import Address
 from onceflow.client.cluster import Cluster
-from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.client.connection import Connection
 from onceflow.client.errors import ClientError
+from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import CommitUnknown, SinkStopped
 from onceflow.spark.kafka import steps
