@@ -33,7 +33,7 @@ INSIDE = {
     ),
     "spark": (
         {"testing"},
-        {"avro", "dead_letters", "read_again", "redis_tags", "serialization"},
+        {"avro", "dead_letters", "load", "read_again", "redis_tags", "serialization"},
         {"kafka_sink", "redis_sink", "lag_listener", "source"},
         {"kafka", "redis"},
         {"sink"},

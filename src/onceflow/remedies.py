@@ -218,6 +218,12 @@ class Remedy(StrEnum):
     LOWER_TIMEOUT = "lower transaction_timeout_ms to the broker's transaction.max.timeout.ms"
     RAISE_MAX_TIMEOUT = "raise transaction.max.timeout.ms"
 
+    # Output in Parquet
+
+    OTHER_OUTPUT = "use another output directory"
+    LOAD_WITHOUT = "load the records that are left with --accept-data-loss"
+    WAIT_FOR_LOAD = "wait until it has ended"
+
     # Counts in Redis
 
     COUNT_AGAIN = "delete counts and checkpoint with '{reset}' and count the log again"

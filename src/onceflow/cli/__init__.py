@@ -24,6 +24,7 @@ COMMANDS = {
     "topic": "onceflow.cli.kafka.topics:topic",
     "produce": "onceflow.cli.kafka.records:produce",
     "consume": "onceflow.cli.kafka.records:consume",
+    "load": "onceflow.cli.kafka.load:load",
     "group": "onceflow.cli.kafka.groups:group",
     "config": "onceflow.cli.kafka.configs:config",
     "transaction": "onceflow.cli.kafka.transactions:transaction",
@@ -47,6 +48,7 @@ SUMMARIES: dict[str, str] = {
     "topic": "Create, list, describe, alter, trim and delete topics.",
     "produce": "Write lines from standard input to a topic.",
     "consume": "Read a topic's records.",
+    "load": "Load a topic into Parquet files, all or nothing, from where the last load ended.",
     "group": "List, describe, reset and delete consumer groups.",
     "config": "Show and change topic configs; show broker configs.",
     "transaction": "List, describe and abort transactions.",
@@ -75,6 +77,7 @@ EXTRAS = {
     "dashboard": "dashboard",
     "sink": "spark",
     "status": "dashboard",
+    "load": "spark",
 }
 """Command name → the smallest extras with its packages; any other command needs `demo`, which has everything."""
 

@@ -1,7 +1,6 @@
 """`onceflow run` and `onceflow verify`: count events exactly once, and check the counts."""
 
 import json
-import os
 import re
 import warnings
 import zlib
@@ -12,7 +11,7 @@ import click
 
 from onceflow.cli import missing_extra
 from onceflow.cli.clicks.results import totals
-from onceflow.cli.options import bootstrap_option, json_option, redis_options
+from onceflow.cli.options import bootstrap_option, is_submitted, java_home, json_option, redis_options
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.security import kafka_settings, security
 from onceflow.errors import OnceflowError
@@ -158,7 +157,7 @@ def run(
         value_field=value_field or None,
         master=master,
         trigger=trigger,
-        java_home=_java_home(),
+        java_home=java_home(),
         log_file=spark_log or _log_beside(location),
         ui_port=ui_port,
         on_session=None if ui_port is None else _print_ui,
@@ -169,19 +168,14 @@ def run(
     _run(pipeline, as_json)
 
 
-def _is_submitted() -> bool:
-    """Return whether spark-submit has started this process."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
 def _chosen_master(argument: str | None, option: str | None) -> str | None:
     if argument is not None and option not in (None, argument):
         raise click.UsageError(f"the master is given twice: {argument} and --master {option}; leave one out")
-    return argument or option or (None if _is_submitted() else "local[2]")
+    return argument or option or (None if is_submitted() else "local[2]")
 
 
 def _check_ui_port(ui_port: int | None) -> None:
-    if ui_port is not None and _is_submitted():
+    if ui_port is not None and is_submitted():
         raise click.UsageError(f"--ui-port does not apply with spark-submit; pass --conf spark.ui.port={ui_port} to it")
 
 
@@ -202,7 +196,7 @@ def _run(pipeline: "ClickPipeline", as_json: bool) -> None:
 
 def _log_beside(location: str) -> Path | None:
     """Return the log file next to a local checkpoint; None if Spark's log goes to standard error."""
-    return None if _is_submitted() or "://" in location else Path(f"{location}.log")
+    return None if is_submitted() or "://" in location else Path(f"{location}.log")
 
 
 def _check_fields(key_field: str, value_field: str) -> None:
@@ -241,15 +235,6 @@ def checkpoint_of(topic: str, hash_key: str) -> Path:
 def _location(checkpoint: str) -> str:
     """Return a URL unchanged and a path as absolute, because the JVM may have another working directory."""
     return checkpoint if "://" in checkpoint else str(Path(checkpoint).absolute())
-
-
-def _java_home() -> str | None:
-    """Return a Java for Spark; None if spark-submit has started Spark."""
-    if _is_submitted():
-        return None
-    from onceflow import services
-
-    return str(services.find_java(Path(click.get_app_dir("onceflow"), "java")))
 
 
 @click.command()
