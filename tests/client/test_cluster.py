@@ -7,6 +7,7 @@ import pytest
 
 from onceflow.client import routing
 from onceflow.client.addresses import parse_address
+from onceflow.client.admin import Admin
 from onceflow.client.cluster import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster, OffsetAt
 from onceflow.client.errors import (
     BrokerUnreachable,
@@ -54,6 +55,17 @@ def test_a_topic_from_creation_to_deletion(cluster: Cluster, topic: str) -> None
     with pytest.raises(UnknownTopic, match="onceflow topic create"):
         cluster.delete_topic(topic)
     assert cluster.create_topic(topic, 1).topic_id != created.topic_id
+
+
+def test_a_partition_that_was_added_is_read(cluster: Cluster, bootstrap: str, topic: str) -> None:
+    """The topic's metadata from before lacks it."""
+    cluster.create_topic(topic, 1)
+    cluster.fetch(topic, 0, 0, wait_ms=0)
+    with Cluster(bootstrap) as other:
+        Admin(other).create_partitions(topic, 2)
+    with EventWriter(bootstrap, topic) as writer:
+        writer.write(None, b"a", partition=1)
+    assert values(cluster.fetch(topic, 1, 0, wait_ms=0).records) == [b"a"]
 
 
 def test_metadata_request_does_not_create_topics(cluster: Cluster, topic: str) -> None:

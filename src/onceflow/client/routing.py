@@ -128,6 +128,10 @@ class Router:
         """Return the broker id of the partition's leader. Raises UnknownTopic, LeaderUnavailable."""
         partitions = self._topic(topic).partitions
         if partition not in partitions:
+            # It may have been added since the metadata was loaded.
+            self._load_metadata([topic])
+            partitions = self._topic(topic).partitions
+        if partition not in partitions:
             raise UnknownTopic(
                 f"topic {topic} at {self.bootstrap} has {len(partitions)} partitions, counted from 0; there is no "
                 f"partition {partition}"
