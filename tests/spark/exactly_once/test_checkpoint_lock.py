@@ -80,7 +80,7 @@ def test_jvm_without_python_keeps_the_lock(
     driver.kill()
     driver.wait()
     try:
-        with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*waited 0.5 s") as raised:
+        with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*after 0.5 s") as raised:
             take_lock(spark, checkpoint, "a", wait_ms=500)
         remedies.find(Remedy.END_PROCESS, raised.value)
         (said,) = caplog.messages
