@@ -54,9 +54,9 @@ def test_tagged_fields_of_a_section_are_limited(
     count: int,
     tags_max: int,
 ) -> None:
-    def parse(count: int) -> Any:
+    def parse(tag_count: int) -> Any:
         sections = [NOTHING] * count
-        sections[number] = tags(count)
+        sections[number] = tags(tag_count)
         request = memoryview(frame(*sections))
         return read(request, read_request_header(request, tags_max))
 
