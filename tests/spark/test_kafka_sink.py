@@ -202,7 +202,7 @@ def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: Spark
 
     large = spark.createDataFrame([("small", "x"), ("large", "x" * 1_100_000)], "key string, value string")
     assert "with key b'large' cannot be written: a record of 11000" in refused(large)
-    assert "has partition 4 and topic" in refused(large.limit(1), partitioner="4")
+    assert "has partition 4, and topic" in refused(large.limit(1), partitioner="4")
     assert "drop('partition') the column" in refused(spark.sql("select 'a' as value, 4 as partition"))
     assert "column value is int and must be string or binary" in refused(spark.sql("select 1 as value"))
     assert "but not value" in refused(spark.sql("select 'a' as key"))
@@ -338,7 +338,7 @@ def test_changed_encoded_rows_are_detected(
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """Of each batch the bytes that came with the job that encoded it, -1 for too few; None where that was not tried."""
     found: list[int | None] = []
-    give = EncodedFrame._given_at_once
+    give = EncodedFrame._encoded_at_once
 
     def noted(frame: EncodedFrame) -> Any:
         table = give(frame)
@@ -346,7 +346,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
         found.append(None if frame._share is None else held)
         return table
 
-    monkeypatch.setattr(EncodedFrame, "_given_at_once", noted)
+    monkeypatch.setattr(EncodedFrame, "_encoded_at_once", noted)
     return found
 
 

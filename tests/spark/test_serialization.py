@@ -184,7 +184,7 @@ def test_text_both_ways() -> None:
     assert bytes_of(StringSerializer(), [{"text": "ü"}, {"text": None}], one) == ["ü".encode(), None]
     with pytest.raises(SerializationFailed, match="codec can't decode"):
         columns_of(StringDeserializer(), [b"\xff"])
-    with pytest.raises(SerializationFailed, match="one column, not of uid, click_count; specify columns="):
+    with pytest.raises(SerializationFailed, match="one column, not uid, click_count; specify columns="):
         bytes_of(StringSerializer(), [{"uid": "a", "click_count": 1}], CLICK)
 
 

@@ -1,7 +1,7 @@
 """`onceflow broker` in a process of its own, for tests that kill it."""
 
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -70,7 +70,9 @@ class BrokerProcess:
     def _first_line(self, timeout_seconds: float) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], timeout_seconds)
+        with selectors.DefaultSelector() as selector:  # select() takes no descriptor above 1,023.
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            ready = selector.select(timeout_seconds)
         return self._process.stdout.readline().decode().strip() if ready else ""
 
     def kill(self) -> None:
