@@ -42,13 +42,12 @@ TEST_NAME_WORDS_MAX = 7
 THIS = Path(__file__)
 
 PENDING: tuple[str, ...] = (
-    "tests/compat/connector/",
-    "tests/end_to_end/test_spark_submit.py",
     "tests/spark/crash_points.py",
     "tests/spark/driver_",
     "tests/spark/exactly_once/",
     "tests/spark/kafka",
     "tests/spark/redis",
+    "tests/spark/response_proxy.py",
     "tests/spark/simulated_",
     "tests/spark/test_crash_points.py",
     "tests/spark/test_kafka",
@@ -56,13 +55,7 @@ PENDING: tuple[str, ...] = (
     "tests/spark/test_sink",
     "tests/spark/test_spark_kills.py",
     "tests/spark/testing/",
-    "tests/spark/response_proxy.py",
-    "tests/spark/slow_workers.py",
-    "tests/spark/decoded.py",
     "docs/campaigns.md",
-    "docs/client.md",
-    "docs/log-format.md",
-    "docs/testing.md",
 )
 """Beginnings of paths that are not yet rewritten."""
 

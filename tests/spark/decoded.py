@@ -1,4 +1,4 @@
-"""What the tests of `decode` make its input from, and how they read its output."""
+"""Input for the tests of `decode`, and how to read its output."""
 
 from collections.abc import Sequence
 from typing import Any
