@@ -1,6 +1,8 @@
 """What the messages of the Redis sink say to do, done: each stops the query, and what it says brings it on."""
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -296,15 +298,18 @@ def test_a_sync_that_takes_too_long(sinks: Sinks, own_redis: RedisProcess, monke
     sinks.run(sinks.start(), 0, 1)
     client: Any = redis.Redis.from_url(own_redis.url)
     client.config_set("no-appendfsync-on-rewrite", "yes")
-    client.config_set("rdb-key-save-delay", 150_000)
+    client.config_set("rdb-key-save-delay", 500_000)
     sink = sinks.start()
     sink.open(sinks.spark)
     client.bgrewriteaof()
+    (rewriting,) = Path(f"/proc/{own_redis.pid}/task/{own_redis.pid}/children").read_text().split()
+    os.kill(int(rewriting), signal.SIGSTOP)  # It does not end before the batch, however long that takes.
     monkeypatch.setattr(redis_target, "SYNC_WAIT_MS", 50)
     with pytest.raises(UnsuitableRedis, match="did not sync batch 2") as raised:
         sinks.batch(sink, 2)
     remedies.find(Remedy.REDIS_SYNC, raised.value)
     assert client.info("persistence")["aof_rewrite_in_progress"] == 1
+    os.kill(int(rewriting), signal.SIGCONT)
     wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "a rewritten file")
     monkeypatch.undo()
     remedies.find(Remedy.START_AGAIN, raised.value)
