@@ -90,7 +90,7 @@ def test_a_load_that_dies_leaves_nothing(
     loading()
     send(["b"])
     with monkeypatch.context() as patch:
-        target = {"write": (loads, "_finish"), "sync": (loads, "_sync"), "rename": (Path, "rename")}[point]
+        target = {"write": (loads, "_finish"), "sync": (loads, "sync_path"), "rename": (Path, "rename")}[point]
         patch.setattr(*target, die)
         with pytest.raises(Killed):
             loading()

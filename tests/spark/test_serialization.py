@@ -15,7 +15,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession, types
+from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -239,6 +239,10 @@ def test_avro_schemas_that_are_refused(schema: Any, message: str) -> None:
         AvroDeserializer(schema)
 
 
+def records_of(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
+    return spark.read.format("onceflow").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
+
+
 class Reversed:
     """A user's own format: the text backwards."""
 
@@ -254,9 +258,7 @@ class Reversed:
 def test_a_format_of_ones_own(spark: SparkSession, bootstrap: str, topic: str, send: Send) -> None:
     """Through Spark both ways, beside the record's own columns, which the Kafka sink takes."""
     send(["abc", None, "def"], key="k")
-    records = (
-        spark.read.format("onceflow").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
-    )
+    records = records_of(spark, bootstrap, topic)
     rows = deserialized(records, Reversed(), keep=["key", "offset"]).orderBy("offset")
     assert [(row.text, row.key, row.offset) for row in rows.collect()] == [
         ("cba", b"k", 0),
@@ -269,9 +271,7 @@ def test_a_format_of_ones_own(spark: SparkSession, bootstrap: str, topic: str, s
 
 def test_a_record_that_fails_names_its_place(spark: SparkSession, bootstrap: str, topic: str, send: Send) -> None:
     send(["{}", "x"])
-    records = (
-        spark.read.format("onceflow").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
-    )
+    records = records_of(spark, bootstrap, topic)
     with pytest.raises(PySparkException, match=rf"{topic}-0 offset 1 cannot be deserialized"):
         deserialized(records, JsonDeserializer("uid string")).collect()
     (bad,) = (
@@ -295,9 +295,7 @@ def test_options_that_are_refused(
     options: dict[str, Any], message: str, spark: SparkSession, bootstrap: str, topic: str, send: Send
 ) -> None:
     send(["a"])
-    records = (
-        spark.read.format("onceflow").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
-    )
+    records = records_of(spark, bootstrap, topic)
     with pytest.raises(WrongOption, match=message):
         deserialized(records, **{"deserializer": StringDeserializer(), **options})
 

@@ -1,8 +1,6 @@
 """Options shared by several commands."""
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -151,17 +149,3 @@ def checked_redis(context: click.Context, parameter: click.Parameter, value: str
         except RedisAddressInvalid as error:
             raise click.BadParameter(str(error)) from error
     return value
-
-
-def is_submitted() -> bool:
-    """Return whether spark-submit has started this process."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def java_home() -> str | None:
-    """Return a Java for Spark; None if spark-submit has started Spark."""
-    if is_submitted():
-        return None
-    from onceflow import services
-
-    return str(services.find_java(Path(click.get_app_dir("onceflow"), "java")))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from onceflow.client.admin import Admin
     from onceflow.client.admin_responses import GroupListing
     from onceflow.client.cluster import Cluster
+    from onceflow.client.metadata import TopicMetadata
 
 Status = dict[str, Any]
 CLEAR_SCREEN = "\033[H\033[2J"
@@ -107,11 +108,7 @@ def _kafka(bootstrap: str, *, internal: bool) -> Status:
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
         description = admin.describe_cluster()
-        topics = {
-            name: topic
-            for name, topic in sorted(cluster.topics().items())
-            if internal or not is_internal_topic(name, topic.internal)
-        }
+        topics = cluster.topics()
         return {
             "cluster": description.cluster_id,
             "controller": description.controller_id,
@@ -123,10 +120,11 @@ def _kafka(bootstrap: str, *, internal: bool) -> Status:
                     "messages": _messages(cluster, name, list(topic.partitions)),
                     "without_leader": sum(leader < 0 for leader in topic.partitions.values()),
                 }
-                for name, topic in topics.items()
+                for name, topic in sorted(topics.items())
+                if internal or not is_internal_topic(name, topic.internal)
             ],
             "groups": [
-                _group(cluster, admin, group)
+                _group(cluster, admin, topics, group)
                 for group in sorted(admin.list_groups(), key=lambda group: group.group_id)
                 if internal or not is_marker_group(group.group_id)
             ],
@@ -144,13 +142,12 @@ def _messages(cluster: "Cluster", topic: str, partitions: Iterable[int]) -> int 
         return None
 
 
-def _group(cluster: "Cluster", admin: "Admin", group: "GroupListing") -> Status:
+def _group(cluster: "Cluster", admin: "Admin", topics: "Mapping[str, TopicMetadata]", group: "GroupListing") -> Status:
     from onceflow.client.lag import lag_behind
 
     reached: dict[str, dict[int, int]] = {}
-    known = cluster.topics()
     for (topic, partition), committed in admin.group_offsets(group.group_id).items():
-        if topic in known and partition in known[topic].partitions:
+        if topic in topics and partition in topics[topic].partitions:
             reached.setdefault(topic, {})[partition] = committed.offset
     lag = lag_behind(cluster, reached)
     return {
@@ -197,7 +194,7 @@ def _server(client: Any) -> str | None:
 
 
 def _count(snapshot: "Snapshot", now_ms: int) -> Status:
-    """Return what is counted, and the last micro-batch; the rate is that of the batches in the history."""
+    """Return the totals and the last micro-batch."""
     marker = snapshot.marker
     count: Status = {
         "events": snapshot.events,

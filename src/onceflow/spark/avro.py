@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 
 from onceflow.spark.wrong_option import WrongOption
 
-Schema = Mapping[str, Any]
+Schema = dict[str, Any]
 
 _PRIMITIVES: Mapping[str, types.DataType] = {
     "boolean": types.BooleanType(),
@@ -56,8 +56,7 @@ class AvroDeserializer:
     def deserialize(self, data: bytes) -> Mapping[str, Any]:
         """Return the fields. Raises EOFError, ValueError and other errors of fastavro."""
         file = io.BytesIO(data)
-        reader = None if self.reader is None else dict(self.reader)
-        row: Any = fastavro.schemaless_reader(file, dict(self.writer), reader)
+        row: Any = fastavro.schemaless_reader(file, self.writer, self.reader)
         left = len(data) - file.tell()
         if left:
             raise ValueError(f"{left} bytes are left after the record")
@@ -76,7 +75,7 @@ class AvroSerializer:
     def serialize(self, row: Mapping[str, Any]) -> bytes:
         """Return one record. Raises ValueError and other errors of fastavro for a value that does not fit."""
         file = io.BytesIO()
-        fastavro.schemaless_writer(file, dict(self.writer), dict(row), strict=True)
+        fastavro.schemaless_writer(file, self.writer, row, strict=True)
         return file.getvalue()
 
 

@@ -11,7 +11,6 @@ that begin with an underscore, and see `load` as a partition column. OUTPUT is o
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.lag import log_ends
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.spark.exactly_once.checkpoint import sync_path
 from onceflow.spark.exactly_once.failure import describe
 from onceflow.spark.reader.options import read_options
 from onceflow.spark.reader.subscription import ASSIGN
@@ -167,17 +167,9 @@ def _finish(output: Path, done: Load) -> None:
     loading = output / LOADING
     (loading / MANIFEST).write_text(json.dumps(asdict(done)))
     for path in (*loading.rglob("*"), loading):
-        _sync(path)
+        sync_path(path)
     loading.rename(output / done.name)
-    _sync(output)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(output)
 
 
 @contextlib.contextmanager

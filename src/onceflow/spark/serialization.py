@@ -229,15 +229,18 @@ class JsonDeserializer:
     """
 
     schema: StructType
+    _schema_json: str
+    """Key of the decoder, which cannot be pickled."""
 
     def __init__(self, schema: StructType | str) -> None:
         parsed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
         object.__setattr__(self, "schema", parsed)
-        _json_decoder(parsed.json())
+        object.__setattr__(self, "_schema_json", parsed.json())
+        _json_decoder(self._schema_json)
 
     def deserialize(self, data: bytes) -> Row:
         """Return the fields of one object."""
-        row: Row = _json_decoder(self.schema.json()).decode(data)
+        row: Row = _json_decoder(self._schema_json).decode(data)
         return row
 
 

@@ -3,8 +3,9 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,26 +14,32 @@ from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.security import security
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from onceflow.clicks.generator import Event
     from onceflow.clicks.mapping import MappedEvent
     from onceflow.clicks.replay import Progress, Rejects, Replay
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 INTERRUPTED = 130
 
 
+def target_options(command: _Command) -> _Command:
+    """Add `--topic` and `--partitions`: where a command writes events."""
+    command = click.option(
+        "--partitions",
+        default=2,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Number of partitions, if the topic is created.",
+    )(command)
+    return click.option(
+        "--topic", default="user_events", show_default=True, help="Topic to write to; created if it does not exist."
+    )(command)
+
+
 @click.command()
-@click.option(
-    "--topic", default="user_events", show_default=True, help="Topic to write to; created if it does not exist."
-)
-@click.option(
-    "--partitions",
-    default=2,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Number of partitions, if the topic is created.",
-)
+@target_options
 @click.option(
     "--users",
     type=click.IntRange(1, 10_000_000),
@@ -155,16 +162,7 @@ class Speed(click.ParamType[float]):
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--topic", default="user_events", show_default=True, help="Topic to write to; created if it does not exist."
-)
-@click.option(
-    "--partitions",
-    default=2,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Number of partitions, if the topic is created.",
-)
+@target_options
 @click.option(
     "--input-format",
     type=click.Choice(["csv", "jsonl", "combined"]),

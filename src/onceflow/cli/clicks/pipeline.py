@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +10,10 @@ import click
 
 from onceflow.cli import missing_extra
 from onceflow.cli.clicks.results import totals
-from onceflow.cli.options import bootstrap_option, is_submitted, java_home, json_option, redis_options
+from onceflow.cli.options import bootstrap_option, json_option, redis_options
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.security import kafka_settings, security
+from onceflow.cli.spark import ignore_pandas_warnings, is_submitted, java_home
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
@@ -185,8 +185,7 @@ def _run(pipeline: "ClickPipeline", as_json: bool) -> None:
 
     pipeline.check()
     _print_start(pipeline)
-    # pyspark warns about versions of pandas, which is not used here.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    ignore_pandas_warnings()
     pipeline.run()
     with Results(pipeline.redis_url, pipeline.hash_key) as results:
         snapshot = results.snapshot()

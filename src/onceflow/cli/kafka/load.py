@@ -2,16 +2,16 @@
 
 import contextlib
 import json
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from onceflow.cli.options import bootstrap_option, java_home, json_option
+from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import counted
 from onceflow.cli.security import kafka_settings, open_cluster
+from onceflow.cli.spark import ignore_pandas_warnings, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +50,7 @@ def load(
     options |= {f"kafka.{name}": value for name, value in kafka_settings().items()}
     if decode is not None:
         options["decode"] = decode
-    # pyspark warns about versions of pandas, which nothing here uses.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    ignore_pandas_warnings()
     with contextlib.ExitStack() as open_now:
 
         def session() -> "SparkSession":

@@ -98,10 +98,8 @@ def produce(
         raise click.BadParameter("the separator must not be empty", param_hint="--key-separator")
     from onceflow.client.producer import EventWriter
 
-    with open_cluster(bootstrap) as cluster:
-        if partition is not None and partition not in cluster.require_topic(topic).partitions:
-            count = len(cluster.require_topic(topic).partitions)
-            raise OnceflowError(f"{topic} has {counted(count, 'partition')}; there is no partition {partition}")
+    if partition is not None:
+        _require_partition(bootstrap, topic, partition)
     writer = EventWriter(bootstrap, topic, security=security())
     try:
         with writer:
@@ -110,6 +108,13 @@ def produce(
                 writer.write(key, value, partition=partition, headers=headers)
     finally:
         click.echo(f"{counted(writer.delivered, 'record')} acknowledged by {bootstrap}", err=True)
+
+
+def _require_partition(bootstrap: str, topic: str, partition: int) -> None:
+    with open_cluster(bootstrap) as cluster:
+        partitions = cluster.require_topic(topic).partitions
+    if partition not in partitions:
+        raise OnceflowError(f"{topic} has {counted(len(partitions), 'partition')}; there is no partition {partition}")
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:

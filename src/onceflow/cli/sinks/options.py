@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onceflow.cli.internal import MARKER_TOPIC
+
 if TYPE_CHECKING:
     from onceflow.spark.exactly_once.sink_state import CheckpointState
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-MARKER_TOPIC = "onceflow-markers"
 
 
 def _path(context: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
