@@ -66,9 +66,7 @@ def test_a_group_of_a_deleted_topic(run: Run, cluster: Cluster, filled: Callable
     assert topic not in [group["group"] for group in status["kafka"]["groups"] if group["lag"]["messages"]]
 
 
-def test_marker_state_only_on_request(run: Run, cluster: Cluster, topic: str) -> None:
-    if "onceflow-markers" not in cluster.topics():
-        cluster.create_topic("onceflow-markers", 1)
+def test_marker_state_only_on_request(run: Run, cluster: Cluster, topic: str, marker_topic: str) -> None:
     group = "onceflow-00000000-0000-4000-8000-000000000000-a"
     cluster.create_topic(topic, 1)
     cluster.commit_offsets(group, topic, {0: 0})
@@ -78,10 +76,10 @@ def test_marker_state_only_on_request(run: Run, cluster: Cluster, topic: str) ->
         return {entry["topic"] for entry in kafka["topics"]}, {entry["group"] for entry in kafka["groups"]}
 
     topics, groups = names()
-    assert not {"onceflow-markers", "__consumer_offsets"} & topics
+    assert not {marker_topic, "__consumer_offsets"} & topics
     assert group not in groups
     topics, groups = names("--internal")
-    assert {"onceflow-markers", "__consumer_offsets"} <= topics
+    assert {marker_topic, "__consumer_offsets"} <= topics
     assert group in groups
 
 

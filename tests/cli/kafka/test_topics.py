@@ -47,14 +47,13 @@ def test_results_as_json(run: Run, topic: str) -> None:
     assert json.loads(run("topic", "delete", topic, "--yes", "--json").stdout) == {"deleted": [topic]}
 
 
-def test_internal_topics_are_listed_when_asked_for(run: Run, cluster: Cluster, topic: str) -> None:
+def test_internal_topics_are_listed_when_asked_for(run: Run, cluster: Cluster, topic: str, marker_topic: str) -> None:
     run("topic", "create", topic)
     cluster.commit_offsets(topic, topic, {0: 0})
     assert "__consumer_offsets" in run("topic", "list", "--internal").stdout
     assert "__consumer_offsets" not in run("topic", "list").stdout
-    run("topic", "create", "onceflow-markers", "--if-not-exists")
-    assert "onceflow-markers" in run("topic", "list", "--internal").stdout
-    assert "onceflow-markers" not in run("topic", "list").stdout
+    assert marker_topic in run("topic", "list", "--internal").stdout
+    assert marker_topic not in run("topic", "list").stdout
 
 
 def test_existing_topics(run: Run, topic: str) -> None:
