@@ -30,7 +30,7 @@ demo: install   ## the whole pipeline with a dashboard; SECONDS=20 stops after 2
 
 test: install browser   ## lint, strict types, all tests
 	@$(MAKE) --no-print-directory -j2 lint $(ARCHIVE)
-	$(BIN)/python -m pytest -m "not campaign and not compat and not conformance" -n 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not campaign and not compat and not conformance" -n 4 --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
