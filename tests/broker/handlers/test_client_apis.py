@@ -429,6 +429,8 @@ def test_offsets_are_committed_and_fetched(client: RawClient, topic: str) -> Non
     assert [committed(client, topic, topic, version) for version in range(1, 9)] == [42] * 8
     assert commit(client, topic, topic, 1, partition=7) == ErrorCode.unknown_topic_or_partition
     assert commit(client, topic, topic, 1, metadata="m" * 4097) == ErrorCode.offset_metadata_too_large
+    assert commit(client, topic, topic, 42, metadata="\u20ac" * 4096) == ErrorCode.none, "counted in UTF-16 units"
+    assert commit(client, topic, topic, 1, metadata="\U0001f600" * 2049) == ErrorCode.offset_metadata_too_large
     assert (
         commit(client, topic, topic, 1, generation_id_or_member_epoch=3, member_id="x") == ErrorCode.unknown_member_id
     )

@@ -231,6 +231,8 @@ def test_trap_17_offsets_are_validated(producer: TransactionalClient, topic: str
     assert producer.commit_offset("g17", "nowhere", 1) == ErrorCode.unknown_topic_or_partition
     assert producer.commit_offset("g17", topic, 1, metadata="m" * 4097) == ErrorCode.offset_metadata_too_large
     assert producer.commit_offset("g17", topic, 1, metadata="m" * 4096) == NONE
+    assert producer.commit_offset("g17", topic, 1, metadata="\u20ac" * 4096) == NONE, "as Kafka counts, in UTF-16 units"
+    assert producer.commit_offset("g17", topic, 1, metadata="\U0001f600" * 2049) == ErrorCode.offset_metadata_too_large
     assert producer.end(commit=True) == NONE
 
 

@@ -41,7 +41,7 @@ def handle_offset_commit(node: Node, request: Request) -> None:
             code = error_code or offset_error(node, topic.name, entry.partition_index, entry.committed_metadata)
             results[-1][1].append((entry.partition_index, ErrorCode(code)))
             if code == ErrorCode.none:
-                records.append(_commit_record(node, body.group_id, topic.name, entry, retention_ms))
+                records.append(commit_record(node, body.group_id, topic.name, entry, retention_ms))
 
     def respond(refusal: ErrorCode = ErrorCode.none) -> None:
         request.respond(topics=_errors_by_topic(results, refusal))
@@ -67,7 +67,8 @@ def offset_error(node: Node, topic: str, partition: int, metadata: str | None) -
     return ErrorCode.none
 
 
-def _commit_record(node: Node, group_id: str, topic: str, entry: Any, retention_ms: int) -> OffsetCommit:
+def commit_record(node: Node, group_id: str, topic: str, entry: Any, retention_ms: int = -1) -> OffsetCommit:
+    """Return the record of an offset in a request; a `retention_ms` of -1 is the broker's setting."""
     now_ms = node.clock.now_ms()
     return OffsetCommit(
         group_id,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from onceflow.broker.groups.records import OffsetCommit
+from onceflow.broker.handlers.group_offsets import commit_record, offset_error
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, INTERNAL_TOPICS
@@ -130,9 +130,9 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     for topic in body.topics:
         for entry in topic.partitions:
             partition = (topic.name, entry.partition_index)
-            refusals[partition] = _offset_refusal(node, topic.name, entry)
+            refusals[partition] = offset_error(node, *partition, entry.committed_metadata)
             if not refusals[partition]:
-                records.append(_offset_record(node, body.group_id, topic.name, entry))
+                records.append(commit_record(node, body.group_id, topic.name, entry))
 
     def respond(error_code: ErrorCode) -> None:
         request.respond(
@@ -159,26 +159,6 @@ def handle_offset_commit(node: Node, request: Request) -> None:
         respond(refusal)
     else:
         node.group_requests.record_transactional(body.producer_id, body.producer_epoch, records, respond)
-
-
-def _offset_refusal(node: Node, topic: str, entry: Any) -> ErrorCode:
-    if node.partitions.get(topic, entry.partition_index) is None:
-        return ErrorCode.unknown_topic_or_partition
-    if len((entry.committed_metadata or "").encode()) > node.config.offset_metadata_bytes_max:
-        return ErrorCode.offset_metadata_too_large
-    return ErrorCode.none
-
-
-def _offset_record(node: Node, group_id: str, topic: str, entry: Any) -> OffsetCommit:
-    return OffsetCommit(
-        group_id,
-        topic,
-        entry.partition_index,
-        entry.committed_offset,
-        getattr(entry, "committed_leader_epoch", -1),
-        entry.committed_metadata or "",
-        node.clock.now_ms(),
-    )
 
 
 def _offset_commit_refusal(node: Node, body: Any) -> ErrorCode:
