@@ -178,8 +178,9 @@ class RedisProcess:
         return self
 
     def _wait(self) -> None:
+        assert self._process is not None
         deadline = time.monotonic() + WITHIN_S
-        while time.monotonic() < deadline:
+        while self._process.poll() is None and time.monotonic() < deadline:
             if services.redis_is_ready(self.port):
                 return
             time.sleep(0.02)

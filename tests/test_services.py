@@ -173,3 +173,8 @@ def test_used_ports_are_replaced() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert services.free_port(port) != port
+
+
+def test_no_outgoing_connection_takes_a_free_port() -> None:
+    lowest, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    assert all(services.free_port() < int(lowest) for _ in range(100))

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import queue
+import random
 import re
 import shutil
 import signal
@@ -36,6 +37,9 @@ from onceflow.remedies import Remedy
 
 JAVA_VERSION_MIN = 17
 """Spark 4 needs Java 17."""
+
+PORTS = range(20000, 32768)
+"""Ports for servers: above well-known ones, below 32768, where Linux's ports of outgoing connections begin."""
 
 STOP_WAIT_S = 20.0
 """Time after SIGTERM until a child and its process group get SIGKILL."""
@@ -138,15 +142,22 @@ def redis_arguments(server: str, directory: Path, port: int, *, appendfsync: str
 
 
 def free_port(preferred: int = 0) -> int:
-    """Return `preferred` if it is free, else any free port of 127.0.0.1."""
-    for port in (preferred, 0):
+    """Return `preferred` if it is free, else a free port of 127.0.0.1.
+
+    The port is below those that Linux gives to outgoing connections, so that none of these takes it before a server
+    listens on it, or while the server restarts.
+
+    Raises:
+        OnceflowError: none of a hundred ports was free.
+    """
+    for port in (*filter(None, [preferred]), *random.sample(PORTS, 100)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            return port
     raise OnceflowError("no free port on 127.0.0.1")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from onceflow.clicks import results
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import RedisProcess
 
@@ -23,8 +24,8 @@ def run(bootstrap: str, topic: str, redis_server: RedisProcess, tmp_path: Path) 
 
 
 def oracle(name: str) -> dict[str, Any]:
-    results = json.loads((DATA / "oracle.json").read_text())
-    expected = results[next(key for key in results if key.startswith(name))]
+    oracles = json.loads((DATA / "oracle.json").read_text())
+    expected = oracles[next(key for key in oracles if key.startswith(name))]
     assert isinstance(expected, dict)
     return expected
 
@@ -37,11 +38,11 @@ def test_a_news_portals_clicks(run: CountingRun, spark: SparkSession) -> None:
     run.count(spark)
     with gzip.open(path, "rt") as file:
         assert run.by_user() == Counter(row["user_id"] for row in csv.DictReader(file))
-    results = oracle("globo")
+    expected = oracle("globo")
     snapshot = results.snapshot(run.url, run.hash_key)
-    assert (snapshot.events, snapshot.users) == (results["rows"], results["users"])
-    assert [list(entry) for entry in snapshot.top] == results["top10_users"]
-    assert snapshot.by_os == results["per_os"]
+    assert (snapshot.events, snapshot.users) == (expected["rows"], expected["users"])
+    assert [list(entry) for entry in snapshot.top] == expected["top10_users"]
+    assert snapshot.by_os == expected["per_os"]
     assert run.verify()["clicks"] == 437_746
     with run.redis() as client:
         client.hincrby(run.hash_key, "5890", -1)
@@ -56,11 +57,11 @@ def test_a_shops_events(run: CountingRun, spark: SparkSession) -> None:
     )
     assert (replayed["sent"], replayed["rejected"]) == (1000, 0)
     run.count(spark)
-    results = oracle("taobao")
+    expected = oracle("taobao")
     snapshot = results.snapshot(run.url, run.hash_key, top=1000)
-    assert (snapshot.events, snapshot.users) == (results["rows"], results["users"])
-    assert [list(entry) for entry in snapshot.top[:10]] == results["top10_users"]
-    assert snapshot.by_os == results[next(name for name in results if name.startswith("per_"))]
+    assert (snapshot.events, snapshot.users) == (expected["rows"], expected["users"])
+    assert [list(entry) for entry in snapshot.top[:10]] == expected["top10_users"]
+    assert snapshot.by_os == expected[next(name for name in expected if name.startswith("per_"))]
     assert run.verify()["events"] == 1000
 
 
