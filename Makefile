@@ -43,7 +43,7 @@ $(ARCHIVE): $(VENV)/.installed  # class archive of Spark: the tests' JVMs start 
 browser:        ## Debian's chromium for the dashboard's test, if there is none and apt is allowed
 	@./tests/install-chromium.sh
 
-campaign: install   ## long runs of kills, damage and hostile clients; ONLY=word runs some; all write docs/campaigns.md
+campaign: install   ## long runs of kills, damage and hostile clients; ONLY=word runs some; passes go to docs/campaigns.md
 	$(BIN)/python -m pytest -m campaign --timeout=3000 $(if $(ONLY),-k "$(ONLY)",)
 
 mutants: install ## the campaign of defects in the source, each with a test that must fail

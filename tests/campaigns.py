@@ -1,19 +1,21 @@
-"""Writer of docs/campaigns.md, the results of the last full run of the campaigns.
+"""Writer of docs/campaigns.md: the last pass of each campaign, with its commit.
 
-pytest's cache keeps each passed campaign with the sources, tests and locked libraries of its run. So a full run can
-consist of parts (`make campaign ONLY=simulation`), also over commits that change only documents. The page is written
-when all campaigns have passed with those of one commit. A campaign reports its counts with `record_property`, which are
+pytest's cache keeps each passed run with the sources, tests and locked libraries of its commit. So a campaign can
+consist of parts (`make campaign ONLY=simulation`), also over commits that change only documents. Its row is replaced
+when all its runs have passed with those of one commit. A campaign reports its counts with `record_property`, which are
 summed over its parts, and its seeds as "0 to 99", which are merged; or it prints its figures. Failures on the same
 commit before a pass are listed.
 """
 
+import fcntl
 import re
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import pytest
 
@@ -30,16 +32,16 @@ ALL = pytest.StashKey[list[str]]()
 _HEAD = """\
 # Campaigns
 
-<!-- Written by `make campaign` when all campaigns have passed on one commit. -->
+<!-- Written by `make campaign`. -->
 
-Long runs that `make test` does not include: kills, power cuts, damage and hostile frames, from seeds in the tests.
-A campaign in several parts is one row; `make campaign ONLY=word` runs those whose names contain the word.
+Long runs that `make test` does not include: kills, power cuts, damage and hostile clients, from seeds in the tests.
+A campaign in several parts is one row; `make campaign ONLY=word` runs those whose names contain the word. Each row is
+the last pass of the whole campaign on one commit; "-" where there is none yet.
 
-Last full run: {date}, commit `{commit}`, {count} runs in {minutes:.0f} minutes{pieces}{repeated}.
-
-| campaign | description | runs | seconds | figures |
-|---|---|---:|---:|---|
+| campaign | description | commit | date | runs | seconds | figures |
+|---|---|---|---|---:|---:|---|
 """
+_ROW = re.compile(r"\| `(?P<name>tests/[^`]+)` \|.*")
 
 
 class Run(TypedDict):
@@ -49,8 +51,6 @@ class Run(TypedDict):
     what: str
     counts: Mapping[str, float | str]
     printed: str
-    finished: float
-    """End of its session: the same for all runs of a session."""
 
 
 class Known(TypedDict):
@@ -58,6 +58,13 @@ class Known(TypedDict):
 
     runs: dict[str, Run]
     reds: dict[str, int]
+
+
+class Seen(NamedTuple):
+    """Commit and day of a pass."""
+
+    commit: str
+    date: str
 
 
 def note_all(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
@@ -71,11 +78,10 @@ def note_all(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def finish(reporter: pytest.TerminalReporter) -> None:
-    """Store passes and failures, and write the page if no campaign is missing."""
+    """Store passes and failures, and write the rows of the campaigns that have passed whole."""
     config = reporter.config
-    now = time.time()
     runs = {
-        report.nodeid: run_of(report, now)
+        report.nodeid: run_of(report)
         for report in reporter.getreports("passed")
         if "campaign" in report.keywords and report.when == "call"
     }
@@ -92,16 +98,24 @@ def finish(reporter: pytest.TerminalReporter) -> None:
     if sources is None:
         reporter.write_line("docs/campaigns.md is unchanged: sources or tests are not committed")
         return
-    commit = _git(ROOT, "rev-parse", "--short=10", "HEAD") or ""
     key = f"{CACHE}/{sources}"
-    known = added(cache.get(key, Known(runs={}, reds={})), runs, failed)
-    cache.set(key, known)
-    missing = set(config.stash.get(ALL, [])) - known["runs"].keys()
-    if config.stash.get(ALL, []) and not missing:
-        PAGE.write_text(page(commit, time.strftime("%Y-%m-%d"), known))
-        reporter.write_line("docs/campaigns.md is written")
-    else:
-        reporter.write_line(f"docs/campaigns.md is unchanged: {len(missing) or 'some'} runs are missing on {commit}")
+    with _locked(cache.mkdir(CACHE) / "lock"):
+        known = added(cache.get(key, Known(runs={}, reds={})), runs, failed)
+        cache.set(key, known)
+        if every := config.stash.get(ALL, []):
+            seen = Seen(_git(ROOT, "rev-parse", "--short=10", "HEAD") or "", time.strftime("%Y-%m-%d"))
+            PAGE.write_text(page(PAGE.read_text(), every, known, seen))
+            reporter.write_line("docs/campaigns.md is written")
+        else:
+            reporter.write_line("docs/campaigns.md is unchanged: only some of the tests were collected")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep out other sessions, which may end at the same time."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def added(known: Known, runs: Mapping[str, Run], failed: Collection[str]) -> Known:
@@ -110,11 +124,11 @@ def added(known: Known, runs: Mapping[str, Run], failed: Collection[str]) -> Kno
     return Known(runs=together, reds=dict(Counter(known["reds"]) + Counter(failed)))
 
 
-def run_of(report: pytest.TestReport, finished: float) -> Run:
+def run_of(report: pytest.TestReport) -> Run:
     properties: dict[str, Any] = dict(report.user_properties)
     what = properties.pop("what", "")
     printed = report.capstdout.strip()
-    return Run(seconds=report.duration, what=what, counts=properties, printed=printed, finished=finished)
+    return Run(seconds=report.duration, what=what, counts=properties, printed=printed)
 
 
 def committed_sources(root: Path) -> str | None:
@@ -129,34 +143,28 @@ def _git(root: Path, *arguments: str) -> str | None:
     return None if done.returncode else done.stdout.strip()
 
 
-def page(commit: str, date: str, known: Known) -> str:
-    """Return the text of docs/campaigns.md."""
-    runs = known["runs"]
-    together: dict[str, list[Run]] = defaultdict(list)
-    for nodeid, run in sorted(runs.items()):
-        together[nodeid.partition("[")[0]].append(run)
-    sessions = len({run["finished"] for run in runs.values()})
-    head = _HEAD.format(
-        date=date,
-        commit=commit,
-        count=len(runs),
-        minutes=sum(run["seconds"] for run in runs.values()) / 60,
-        pieces=f", in {sessions} sessions" if sessions > 1 else "",
-        repeated=_repeated([name for name in sorted(runs) if name in known["reds"]]),
-    )
-    return head + "".join(_row(name, pieces) for name, pieces in together.items())
+def page(before: str, every: Sequence[str], known: Known, seen: Seen) -> str:
+    """Return the text of docs/campaigns.md: the former text `before`, with new rows for what has passed whole.
+
+    `every` holds the node ids of all campaigns; rows of campaigns that are no longer among them go.
+    """
+    rows = {row["name"]: row[0] for row in map(_ROW.fullmatch, before.splitlines()) if row}
+    together: dict[str, list[str]] = defaultdict(list)
+    for nodeid in sorted(every):
+        together[nodeid.partition("[")[0]].append(nodeid)
+    for name, parts in together.items():
+        if known["runs"].keys() >= set(parts):
+            rows[name] = _row(name, parts, known, seen)
+    return _HEAD + "".join(f"{rows.get(name, f'| `{name}` | - | - | - | - | - | - |')}\n" for name in together)
 
 
-def _repeated(names: Sequence[str]) -> str:
-    listed = ", ".join(f"`{name}`" for name in names)
-    return f"; {len(names)} repeated after a failure: {listed}" if names else ""
-
-
-def _row(name: str, pieces: Sequence[Run]) -> str:
-    path, _, function = name.partition("::")
-    words = function.removeprefix("test_").replace("_", " ")
-    seconds = sum(run["seconds"] for run in pieces)
-    return f"| `{path}` | {pieces[0]['what'] or words} | {len(pieces)} | {seconds:.0f} | {_figures(pieces)} |\n"
+def _row(name: str, parts: Sequence[str], known: Known, seen: Seen) -> str:
+    runs = [known["runs"][part] for part in parts]
+    what = runs[0]["what"] or name.partition("::")[2].removeprefix("test_").replace("_", " ")
+    seconds = sum(run["seconds"] for run in runs)
+    repeated = sum(part in known["reds"] for part in parts)
+    figures = _figures(runs) + (f"; {repeated} repeated after a failure" if repeated else "")
+    return f"| `{name}` | {what} | `{seen.commit}` | {seen.date} | {len(runs)} | {seconds:.0f} | {figures} |"
 
 
 def _figures(pieces: Sequence[Run]) -> str:

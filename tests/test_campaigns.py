@@ -3,23 +3,22 @@
 import subprocess
 from pathlib import Path
 
-from tests.campaigns import Known, Run, added, committed_sources, page, seeds_of
-
-
-def run(seconds: float, printed: str = "", *, session: float = 1.0, **counts: float | str) -> Run:
-    return Run(seconds=seconds, what="", counts=counts, printed=printed, finished=session)
-
-
-def written(known: Known) -> str:
-    return page("0123456789", "2026-01-02", known)
-
-
-def rows(known: Known) -> list[str]:
-    return written(known).partition("|---|---|---:|---:|---|\n")[2].splitlines()
-
+from tests.campaigns import Known, Run, Seen, added, committed_sources, page, seeds_of
 
 NOTHING = Known(runs={}, reds={})
 KILLS, CUTS = "tests/a.py::test_kills[0]", "tests/b.py::test_cuts_lose_nothing"
+
+
+def run(seconds: float, printed: str = "", **counts: float | str) -> Run:
+    return Run(seconds=seconds, what="", counts=counts, printed=printed)
+
+
+def written(known: Known, before: str = "", *more: str) -> str:
+    return page(before, [*known["runs"], *more], known, Seen("0123456789", "2026-01-02"))
+
+
+def rows(text: str) -> list[str]:
+    return text.partition("|---|---|---|---|---:|---:|---|\n")[2].splitlines()
 
 
 def test_parts_are_one_row() -> None:
@@ -28,11 +27,12 @@ def test_parts_are_one_row() -> None:
         "tests/a.py::test_kills[1]": run(62, kills=100, records=2500),
         CUTS: run(4, "3 cuts | none lost\n5 s"),
     }
-    known = added(NOTHING, runs, [])
-    assert "2026-01-02, commit `0123456789`, 3 runs in 2 minutes.\n" in written(known)
-    assert rows(known) == [
-        "| `tests/a.py` | kills | 2 | 122 | 200 kills, 3,500 records |",
-        "| `tests/b.py` | cuts lose nothing | 1 | 4 | 3 cuts / none lost; 5 s |",
+    assert rows(written(added(NOTHING, runs, []))) == [
+        "| `tests/a.py::test_kills` | kills | `0123456789` | 2026-01-02 | 2 | 122 | 200 kills, 3,500 records |",
+        (
+            "| `tests/b.py::test_cuts_lose_nothing` | cuts lose nothing | `0123456789` | 2026-01-02 | 1 | 4 "
+            "| 3 cuts / none lost; 5 s |"
+        ),
     ]
 
 
@@ -42,16 +42,16 @@ def test_seeds_of_parts_are_merged() -> None:
         f"tests/a.py::test_kills[{number}]": run(1, seeds=seeds_of(seeds), kills=2)
         for number, seeds in enumerate(pieces)
     }
-    assert rows(added(NOTHING, runs, [])) == [
-        "| `tests/a.py` | kills | 4 | 4 | seeds 7 and 9 to 10 and 1,000 to 1,099, 8 kills |"
-    ]
+    (row,) = rows(written(added(NOTHING, runs, [])))
+    assert row.endswith("| 4 | 4 | seeds 7 and 9 to 10 and 1,000 to 1,099, 8 kills |")
 
 
 def test_failures_before_a_pass_are_listed() -> None:
     known = added(NOTHING, {CUTS: run(4)}, [KILLS])
     assert known["runs"].keys() == {CUTS}
-    known = added(known, {KILLS: run(60)}, [])
-    assert f"2 runs in 1 minutes; 1 repeated after a failure: `{KILLS}`.\n" in written(known)
+    kills, cuts = rows(written(added(known, {KILLS: run(60, kills=3)}, [])))
+    assert kills.endswith("| 3 kills; 1 repeated after a failure |")
+    assert "repeated" not in cuts
 
 
 def test_failures_remove_earlier_passes() -> None:
@@ -59,9 +59,20 @@ def test_failures_remove_earlier_passes() -> None:
     assert added(known, {}, [KILLS])["runs"].keys() == {CUTS}
 
 
-def test_runs_in_several_sessions_are_marked() -> None:
-    known = added(added(NOTHING, {KILLS: run(60, session=1.0)}, []), {CUTS: run(4, session=2.0)}, [])
-    assert "2 runs in 1 minutes, in 2 sessions.\n" in written(known)
+def test_rows_stay_until_all_parts_passed() -> None:
+    before = written(added(NOTHING, {KILLS: run(60), CUTS: run(4)}, []))
+    later = added(NOTHING, {KILLS: run(9), CUTS: run(9)}, [])
+    kills, cuts = rows(written(later, before, "tests/a.py::test_kills[1]"))
+    assert (kills, "| 9 |" in cuts) == (rows(before)[0], True)
+
+
+def test_campaigns_without_a_pass_are_listed() -> None:
+    assert rows(written(NOTHING, "", CUTS)) == [f"| `{CUTS}` | - | - | - | - | - | - |"]
+
+
+def test_rows_of_former_campaigns_are_removed() -> None:
+    before = written(added(NOTHING, {KILLS: run(60), CUTS: run(4)}, []))
+    assert rows(page(before, [CUTS], NOTHING, Seen("", ""))) == rows(before)[1:]
 
 
 def commit(root: Path, name: str, text: str) -> None:
