@@ -2,11 +2,13 @@
 
 import datetime
 import decimal
+import io
 import json
 import pickle
 import runpy
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,6 +209,29 @@ def test_avro_reader_schema_is_resolved() -> None:
     new = {**old, "fields": [*old["fields"], {"name": "n", "type": "int", "default": 3}]}
     (data,) = bytes_of(AvroSerializer(old), [{"uid": "ada"}], StructType([StructField("uid", types.StringType())]))
     assert columns_of(AvroDeserializer(old, new), [data]) == [{"uid": "ada", "n": 3, "offset": 7}]
+
+
+def test_avro_uuids_are_text_at_any_depth() -> None:
+    """As in Spark's from_avro; so are times of day the numbers that they are stored as."""
+    uuid_type = {"type": "string", "logicalType": "uuid"}
+    types_of = {
+        "id": uuid_type,
+        "maybe": ["null", uuid_type],
+        "ids": {"type": "array", "items": uuid_type},
+        "by_name": {"type": "map", "values": uuid_type},
+        "inner": {"type": "record", "name": "Inner", "fields": [{"name": "id", "type": uuid_type}]},
+        "time": {"type": "int", "logicalType": "time-millis"},
+    }
+    fields = [{"name": name, "type": avro} for name, avro in types_of.items()]
+    schema = {"type": "record", "name": "Ids", "fields": fields}
+    text = str(uuid.uuid4())
+    row = {"id": text, "maybe": text, "ids": [text], "by_name": {"a": text}, "inner": {"id": text}, "time": 1}
+    deserializer = AvroDeserializer(schema, schema)
+    (data,) = bytes_of(AvroSerializer(schema), [row], deserializer.schema)
+    assert data is not None
+    as_objects: Any = fastavro.schemaless_reader(io.BytesIO(data), schema, None)
+    assert str(as_objects["ids"][0]) == text
+    assert columns_of(deserializer, [data]) == [{**row, "offset": 7}]
 
 
 def test_avro_refuses_what_does_not_fit() -> None:

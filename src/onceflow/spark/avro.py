@@ -32,8 +32,8 @@ _LOGICAL: Mapping[tuple[str, str | None], types.DataType] = {
     ("int", "date"): types.DateType(),
     ("long", "timestamp-millis"): types.TimestampType(),
     ("long", "timestamp-micros"): types.TimestampType(),
-    ("string", "uuid"): types.StringType(),
 }
+_KEPT = ("decimal", *(logical for _, logical in _LOGICAL))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class AvroDeserializer:
         left = len(data) - file.tell()
         if left:
             raise ValueError(f"{left} bytes are left after the record")
-        return {name: _plain(value) for name, value in row.items()}
+        return row  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,26 @@ class AvroSerializer:
 def _parsed(schema: Schema | str) -> Schema:
     try:
         loaded = json.loads(schema) if isinstance(schema, str) else dict(schema)
-        parsed: Any = fastavro.parse_schema(loaded)
+        parsed: Any = fastavro.parse_schema(_with_spark_types(loaded))
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
         raise WrongOption(f"the Avro schema is not valid: {error}") from error
     if not isinstance(parsed, dict) or parsed.get("type") != "record" or not parsed.get("fields"):
         raise WrongOption("the Avro schema is not a record with fields; put the value into a field of a record")
     return parsed
+
+
+def _with_spark_types(schema: Any) -> Any:
+    """Return the schema without logical types that Spark has no type for, such as uuid: fastavro reads them as objects.
+
+    Their values then have the types that they are stored as.
+    """
+    match schema:
+        case list():
+            return [_with_spark_types(part) for part in schema]
+        case dict():
+            parts = schema.items()
+            return {name: _with_spark_types(part) for name, part in parts if name != "logicalType" or part in _KEPT}
+    return schema
 
 
 def _struct(schema: Schema, named: dict[str, Schema]) -> StructType:
@@ -131,8 +145,3 @@ def _spark_type(avro: Any, named: dict[str, Schema], field: str) -> types.DataTy
             case str() if kind in _PRIMITIVES:
                 return _PRIMITIVES[kind]
     raise WrongOption(f"field {field!r} of the Avro schema: type {json.dumps(avro)} has no Spark type")
-
-
-def _plain(value: Any) -> Any:
-    """Return a uuid as text; other values as they are."""
-    return str(value) if type(value).__name__ == "UUID" else value
