@@ -31,7 +31,7 @@ from onceflow.client.admin_responses import (
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable, LeaderUnavailable, RequestRefused, UnknownTopic
 from onceflow.remedies import Remedy
-from onceflow.wire import apis
+from onceflow.wire import TopicPartition, apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
@@ -218,7 +218,7 @@ class Admin:
         (result,) = self._router.ask_coordinator(group, apis.DELETE_GROUPS, build).results
         _check(f"group '{group}' was not deleted", result.error_code)
 
-    def group_offsets(self, group: str) -> dict[tuple[str, int], CommittedOffset]:
+    def group_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         """Return every committed offset of the group by (topic, partition); empty for an unknown group."""
 
         def build(_schema: Any, version: int) -> Any:
@@ -227,7 +227,7 @@ class Admin:
             values: dict[str, Any] = {"groups": [resource]} if version >= 8 else dict(resource)
             return message_of(request_class(apis.OFFSET_FETCH, version), {**values, **stable})
 
-        def attempt() -> dict[tuple[str, int], CommittedOffset]:
+        def attempt() -> dict[TopicPartition, CommittedOffset]:
             response = self._router.ask_coordinator(group, apis.OFFSET_FETCH, build, ALL_OFFSETS_VERSION_MIN)
             result = requests.fetched_group(response)
             _check(f"the offsets of group '{group}' are not available", result.error_code)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.client.addresses import Address
+from onceflow.wire import TopicPartition
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.primitives import SHORT_OF_BYTES, read_count, read_string
 
@@ -94,7 +95,7 @@ class GroupMember:
     group_instance_id: str | None
     client_id: str
     client_host: str
-    assignment: tuple[tuple[str, int], ...]
+    assignment: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class TransactionDescription:
     producer_epoch: int
     timeout_ms: int
     start_time_ms: int
-    partitions: tuple[tuple[str, int], ...]
+    partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ def read_group(group: Any, coordinator: Address) -> GroupDescription:
     )
 
 
-def _assigned(assignment: bytes) -> tuple[tuple[str, int], ...]:
+def _assigned(assignment: bytes) -> tuple[TopicPartition, ...]:
     """Parse Kafka's ConsumerProtocolAssignment: version, then name and partitions of each topic. Raises
     MalformedFrame."""
     if not assignment:

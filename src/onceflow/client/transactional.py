@@ -25,7 +25,7 @@ from onceflow.client.errors import (
 from onceflow.client.requests import TRANSACTION, Build
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.remedies import Remedy
-from onceflow.wire import apis, produce
+from onceflow.wire import TopicPartition, apis, produce
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode
@@ -56,7 +56,6 @@ _FENCED = frozenset(
     {ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced, ErrorCode.invalid_producer_id_mapping}
 )
 
-TopicPartition = tuple[str, int]
 Headers = tuple[tuple[str, bytes | None], ...]
 
 

@@ -25,6 +25,7 @@ from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.log.offset_checkpoint import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
 from onceflow.remedies import Remedy
+from onceflow.wire import TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class DataDirectory:
     def partition_path(self, topic: str, partition: int) -> Path:
         return self.path / f"{topic}-{partition}"
 
-    def partitions(self) -> Iterator[tuple[str, int]]:
+    def partitions(self) -> Iterator[TopicPartition]:
         """Yield (topic, partition) of each log in the directory."""
         for name in self._disk.names(self.path):
             match = _PARTITION_NAME.fullmatch(name)

@@ -17,13 +17,12 @@ from pathlib import Path
 from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.remedies import Remedy
+from onceflow.wire import TopicPartition
 
 LOG_START_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
 
 _VERSION = "0"
-
-TopicPartition = tuple[str, int]
 
 
 class OffsetCheckpoint:

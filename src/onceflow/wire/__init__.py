@@ -15,3 +15,6 @@ if "hypothesis" not in sys.modules:
             import kio.static._phantom  # noqa: F401
     finally:
         del sys.modules["hypothesis"]
+
+TopicPartition = tuple[str, int]
+"""A topic and the number of one of its partitions."""

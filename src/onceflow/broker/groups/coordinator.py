@@ -30,6 +30,7 @@ from onceflow.broker.groups.rebalance import Rebalance
 from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
 from onceflow.broker.groups.states import GroupState
 from onceflow.log.clock import Clock
+from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -500,8 +501,8 @@ class GroupCoordinator:
         return ErrorCode.none if is_safe else ErrorCode.non_empty_group
 
     def decide_delete_offsets(
-        self, group_id: str, places: Sequence[tuple[str, int]], known: Collection[tuple[str, int]]
-    ) -> tuple[list[GroupRecord], dict[tuple[str, int], ErrorCode]]:
+        self, group_id: str, places: Sequence[TopicPartition], known: Collection[TopicPartition]
+    ) -> tuple[list[GroupRecord], dict[TopicPartition, ErrorCode]]:
         """Return the records that delete the offsets at `places`, and their errors; `known` are the open partitions."""
         group = self.groups[group_id]
         existing = {*group.offsets, *self.pending.of_group(group_id)}
@@ -526,7 +527,7 @@ class GroupCoordinator:
         yield records
 
 
-def _offset_delete_error(group: Group, place: tuple[str, int], known: Collection[tuple[str, int]]) -> ErrorCode:
+def _offset_delete_error(group: Group, place: TopicPartition, known: Collection[TopicPartition]) -> ErrorCode:
     if place not in known:
         return ErrorCode.unknown_topic_or_partition
     return ErrorCode.group_subscribed_to_topic if group.is_subscribed(place[0]) else ErrorCode.none

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from onceflow.broker.groups.members import JoinResponse, Member, Members, SyncResponse
 from onceflow.broker.groups.records import GroupMetadata, MemberMetadata, OffsetCommit
 from onceflow.broker.groups.states import GroupState, may_follow
+from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -44,7 +45,7 @@ class Group:
     """Wall-clock time of the group's last recorded state."""
     subscribed: frozenset[str] | None = None
     """Subscribed topics of the current generation; None if the subscriptions cannot be decoded."""
-    offsets: dict[tuple[str, int], OffsetCommit] = field(default_factory=dict)
+    offsets: dict[TopicPartition, OffsetCommit] = field(default_factory=dict)
 
     def move(self, state: GroupState) -> None:
         """Enter `state`."""

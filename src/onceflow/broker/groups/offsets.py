@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from onceflow.broker.groups.group import Group
 from onceflow.broker.groups.records import OffsetCommit
 from onceflow.broker.groups.states import GroupState
+from onceflow.wire import TopicPartition
 
 Place = tuple[str, str, int]
 """Group, topic, partition."""
@@ -26,7 +27,7 @@ class PendingOffsets:
     def __init__(self) -> None:
         self._commits: dict[int, dict[Place, OffsetCommit]] = {}
         self._producers: dict[Place, set[int]] = {}
-        self._places: dict[str, set[tuple[str, int]]] = {}
+        self._places: dict[str, set[TopicPartition]] = {}
 
     def add(self, producer_id: int, commit: OffsetCommit) -> None:
         """Keep `commit` until the producer's transaction ends."""
@@ -68,7 +69,7 @@ class PendingOffsets:
     def has(self, group: str, topic: str, partition: int) -> bool:
         return (group, topic, partition) in self._producers
 
-    def of_group(self, group: str) -> frozenset[tuple[str, int]]:
+    def of_group(self, group: str) -> frozenset[TopicPartition]:
         """Return (topic, partition) of each pending offset of the group."""
         return frozenset(self._places.get(group, ()))
 
@@ -89,7 +90,7 @@ def _kept_since(group: Group) -> Callable[[OffsetCommit], int] | None:
     return None
 
 
-def expired(group: Group, pending: frozenset[tuple[str, int]], now_ms: int, retention_ms: int) -> list[OffsetCommit]:
+def expired(group: Group, pending: frozenset[TopicPartition], now_ms: int, retention_ms: int) -> list[OffsetCommit]:
     """Return the group's expired commits."""
     since = _kept_since(group)
     if since is None:

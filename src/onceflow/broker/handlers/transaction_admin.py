@@ -13,10 +13,10 @@ from onceflow.broker.node import Node
 from onceflow.broker.storage.partitions import Partition
 from onceflow.broker.topics.topics import is_legal_name
 from onceflow.broker.transactions.requests import MarkerRequest, Syncs
-from onceflow.broker.transactions.transaction import TopicPartition, Transaction, TransactionState
+from onceflow.broker.transactions.transaction import Transaction, TransactionState
 from onceflow.log.producers import ProducerState
 from onceflow.remedies import Remedy
-from onceflow.wire import apis
+from onceflow.wire import TopicPartition, apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
 

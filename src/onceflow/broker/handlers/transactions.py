@@ -13,9 +13,8 @@ from onceflow.broker.transactions.transaction import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     Event,
-    TopicPartition,
 )
-from onceflow.wire import apis
+from onceflow.wire import TopicPartition, apis
 from onceflow.wire.errors import ErrorCode
 
 FENCED_FROM_INIT = 4

@@ -16,11 +16,11 @@ from onceflow.broker.transactions.transaction import (
     PREPARED,
     UNFINISHED,
     Event,
-    TopicPartition,
     Transaction,
     TransactionState,
 )
 from onceflow.log.clock import Clock
+from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
 
 

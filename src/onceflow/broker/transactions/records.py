@@ -15,6 +15,7 @@ import struct
 from onceflow.broker.topics.records import UnknownRecord
 from onceflow.broker.transactions.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, Transaction, TransactionState
 from onceflow.remedies import Remedy
+from onceflow.wire import TopicPartition
 from onceflow.wire.primitives import append_uvarint, read_uvarint
 
 KEY_VERSION = 0
@@ -158,7 +159,7 @@ class _Reader:
         count = self._uvarint() if self._is_flexible else 0
         return {self._uvarint(): self._bytes(self._uvarint()) for _ in range(count)}
 
-    def partitions(self) -> list[tuple[str, int]]:
+    def partitions(self) -> list[TopicPartition]:
         partitions = []
         for _ in range(self._length(">i")):
             topic = self._bytes(self._length(">h")).decode()

@@ -34,11 +34,11 @@ from onceflow.broker.transactions.transaction import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     Event,
-    TopicPartition,
     Transaction,
     TransactionState,
 )
 from onceflow.log.errors import InvalidProducerEpoch, LogError, StorageFailed
+from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
+from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
 
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 PRODUCER_EPOCH_MAX = 32766
 """The last epoch assigned to a producer: one more is reserved, so that the producer can be fenced."""
-
-TopicPartition = tuple[str, int]
 
 
 class TransactionState(Enum):

@@ -16,13 +16,13 @@ from onceflow.cli.refusals import confirm, explaining
 from onceflow.cli.security import open_cluster
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from onceflow.client.admin_responses import CommittedOffset
     from onceflow.client.cluster import Cluster
 
-TopicPartition = tuple[str, int]
 
 STATES = (
     "Empty",

@@ -32,9 +32,10 @@ from onceflow.client.classic.settings import (
     security_settings,
     text,
 )
-from onceflow.client.classic.streams import ConsumerTimeout, MessageStream, TopicPartition, partition_of
+from onceflow.client.classic.streams import ConsumerTimeout, MessageStream, partition_of
 from onceflow.client.classic.topic_filter import TopicFilter
 from onceflow.client.errors import BrokerUnreachable, ClientError
+from onceflow.wire import TopicPartition
 
 __all__ = ["ConsumerConnector", "ConsumerFailed", "ConsumerTimeout"]
 

@@ -21,7 +21,7 @@ from onceflow.client.errors import (
 )
 from onceflow.client.records import committed_records, next_offset
 from onceflow.remedies import Remedy
-from onceflow.wire import apis
+from onceflow.wire import TopicPartition, apis
 from onceflow.wire import fetch as wire_fetch
 from onceflow.wire.batch import batches
 from onceflow.wire.errors import ErrorCode
@@ -140,7 +140,7 @@ class SimpleConsumer:
         results: dict[int, MessageSet] = {}
         waiting = dict(enumerate(requests_))
         while waiting:
-            round_: dict[tuple[str, int], int] = {}
+            round_: dict[TopicPartition, int] = {}
             for number, request in waiting.items():
                 round_.setdefault((request.topic, request.partition), number)
             batch = {number: waiting.pop(number) for number in round_.values()}

@@ -11,8 +11,8 @@ from confluent_kafka import Message
 from onceflow.client.classic.encoders import Decoder
 from onceflow.client.classic.messages import MessageAndMetadata
 from onceflow.client.errors import ClientError
+from onceflow.wire import TopicPartition
 
-TopicPartition = tuple[str, int]
 _LOOK_S = 0.1
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from onceflow.spark.offsets import Loss, LossKind, OffsetRange
+from onceflow.wire import TopicPartition
 
 NO_BATCH = -1
 
@@ -97,7 +98,7 @@ def since_after(since: PartitionOffsets, batch: Batch) -> PartitionOffsets:
     return _joined(since, new)
 
 
-def _joined(known: PartitionOffsets, more: Mapping[tuple[str, int], int]) -> PartitionOffsets:
+def _joined(known: PartitionOffsets, more: Mapping[TopicPartition, int]) -> PartitionOffsets:
     result = {topic: dict(partitions) for topic, partitions in known.items()}
     for (topic, partition), offset in more.items():
         result.setdefault(topic, {})[str(partition)] = offset

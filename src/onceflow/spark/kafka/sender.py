@@ -29,7 +29,7 @@ from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import SinkStopped
 from onceflow.spark.kafka.steps import PRODUCE, Refused, Verdict, code_name, remedy
-from onceflow.wire import produce
+from onceflow.wire import TopicPartition, produce
 from onceflow.wire.batch import patch_producer
 
 IN_FLIGHT_MAX = 5
@@ -46,8 +46,6 @@ RETRIABLE = (
     UnknownTopic,
 )
 """Errors during a restart of brokers or a change of leaders; retries of them are bounded."""
-
-TopicPartition = tuple[str, int]
 
 
 class Blob(NamedTuple):

@@ -20,11 +20,12 @@ from onceflow.spark.exactly_once.decision import Wording
 from onceflow.spark.exactly_once.proof import Proof
 from onceflow.spark.exactly_once.sink_errors import AttemptEnded, SinkStopped
 from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, agreed, pinned
-from onceflow.spark.kafka.sender import Blob, TopicPartition
+from onceflow.spark.kafka.sender import Blob
 from onceflow.spark.kafka.siblings import refuse_written_output, wait_until_readable
 from onceflow.spark.kafka.steps import Refused
 from onceflow.spark.kafka.transaction import Settings, Transaction
 from onceflow.spark.sink import Sink
+from onceflow.wire import TopicPartition
 from onceflow.wire.batch import Record, encode_batch
 
 

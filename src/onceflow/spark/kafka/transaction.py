@@ -22,8 +22,9 @@ from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import CommitUnknown, SinkStopped
 from onceflow.spark.kafka import steps
 from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, parse, with_offset_of
-from onceflow.spark.kafka.sender import RETRIABLE, Producer, Sender, TopicPartition
+from onceflow.spark.kafka.sender import RETRIABLE, Producer, Sender
 from onceflow.spark.kafka.steps import Refused, Step, Verdict, code_name, remedy
+from onceflow.wire import TopicPartition
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
 

@@ -24,6 +24,7 @@ from onceflow.remedies import Remedy
 from onceflow.spark.offsets import OffsetRange, Offsets, ranges
 from onceflow.spark.reader.options import MAX_EVENT_TIME_SKEW
 from onceflow.spark.wrong_option import WrongOption
+from onceflow.wire import TopicPartition
 from onceflow.wire.columns import decode_columns
 
 FETCH_BYTES = 16 * 1024
@@ -47,7 +48,7 @@ class Alignment:
         self._cluster = cluster
         self._skew_ms = skew_ms
         self._read_committed = read_committed
-        self._reached_ms: dict[tuple[str, int], int] = {}
+        self._reached_ms: dict[TopicPartition, int] = {}
         """Times up to which a partition does not wait, since records that late were already read."""
 
     def limit(self, known: Offsets, ends: Offsets) -> Offsets:

@@ -20,6 +20,7 @@ from onceflow.spark.exactly_once.checkpoint import STATE, Checkpoint
 from onceflow.spark.exactly_once.decision import Refuse, Skip, Wording
 from onceflow.spark.offsets import LossKind, OffsetRange, Offsets
 from onceflow.spark.redis.marker import Marker
+from onceflow.wire import TopicPartition
 
 _COUNTED_IS_LOST = (LossKind.RECREATED, LossKind.TRUNCATED)
 """Kinds of accepted losses after which the log has other records than the counted ones."""
@@ -138,7 +139,7 @@ def _entered(marker: Marker, topic: str, partition: int, last: int, checkpoint: 
     return None
 
 
-def _entered_with(target: Batch) -> set[tuple[str, int]]:
+def _entered_with(target: Batch) -> set[TopicPartition]:
     """Return the partitions of `target`, which a rewound marker has, too, even if they entered with that batch."""
     return {(part.topic, part.partition) for part in target.ranges}
 
