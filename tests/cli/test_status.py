@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from onceflow.cli import onceflow
 from onceflow.cli.internal import is_internal_topic, is_marker_group
-from onceflow.client.cluster import Cluster
+from onceflow.client.cluster import Cluster, OffsetAt
 from onceflow.services import free_port
 from tests.clicks.counted import GOOD_AND_BAD, count, write
 from tests.conftest import RedisProcess
@@ -55,6 +58,36 @@ def test_groups_have_their_lag(run: Run, bootstrap: str, cluster: Cluster, topic
     assert groups[topic]["state"] == "Empty"
     assert groups[topic]["topics"] == [topic]
     assert groups[topic]["lag"]["messages"] == 3
+
+
+def test_groups_share_the_ends_of_topics(
+    bootstrap: str, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ends of a topic are requested once, however many groups or partitions there are."""
+    write(bootstrap, topic, GOOD_AND_BAD)
+    for number in range(3):
+        cluster.commit_offsets(f"{topic}-{number}", topic, {0: 1, 1: number})
+    requested: list[str] = []
+    list_offsets = Cluster.list_offsets
+
+    def counted(self: Cluster, name: str, timestamps: Mapping[int, int]) -> dict[int, OffsetAt]:
+        requested.append(name)
+        return list_offsets(self, name, timestamps)
+
+    monkeypatch.setattr(Cluster, "list_offsets", counted)
+
+    def shown(*words: str) -> Any:
+        requested.clear()
+        return json.loads(CliRunner().invoke(onceflow, [*words, "--bootstrap", bootstrap, "--json"]).stdout)
+
+    groups = {group["group"]: group for group in shown("status", "--redis", DEAD)["kafka"]["groups"]}
+    assert [groups[f"{topic}-{number}"]["lag"]["messages"] for number in range(3)] == [8, 7, 6]
+    assert requested.count(topic) == 2
+    lags = {group["group"]: group["lag"] for group in shown("group", "list", "--lag")}
+    assert [lags[f"{topic}-{number}"] for number in range(3)] == [8, 7, 6]
+    assert requested.count(topic) == 2
+    assert [row["lag"] for row in shown("group", "describe", f"{topic}-0")["partitions"]] == [3, 5]
+    assert requested.count(topic) == 2
 
 
 def test_a_group_of_a_deleted_topic(run: Run, cluster: Cluster, filled: Callable[..., str], topic: str) -> None:

@@ -93,8 +93,8 @@ MUTANTS = (
     ),
     Mutant(
         "client/lag.py",
-        "            first = max(partitions[partition], begin)",
-        "            first = partitions[partition]",
+        "                first = max(partitions[partition], start)",
+        "                first = partitions[partition]",
         "client/test_lag.py::test_deleted_records_are_not_lag",
     ),
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onceflow.clicks.results import MarkerView, Snapshot
     from onceflow.client.admin import Admin
     from onceflow.client.admin_responses import GroupListing
-    from onceflow.client.cluster import Cluster
+    from onceflow.client.lag import LogEnds
     from onceflow.client.metadata import TopicMetadata
 
 Status = dict[str, Any]
@@ -104,9 +104,10 @@ def _part(begin: Status, read: Callable[[], Status]) -> Status:
 
 def _kafka(bootstrap: str, *, internal: bool) -> Status:
     from onceflow.client.admin import Admin
+    from onceflow.client.lag import LogEnds
 
     with open_cluster(bootstrap) as cluster:
-        admin = Admin(cluster)
+        admin, ends = Admin(cluster), LogEnds(cluster)
         description = admin.describe_cluster()
         topics = cluster.topics()
         return {
@@ -117,39 +118,35 @@ def _kafka(bootstrap: str, *, internal: bool) -> Status:
                 {
                     "topic": name,
                     "partitions": len(topic.partitions),
-                    "messages": _messages(cluster, name, list(topic.partitions)),
+                    "messages": _messages(ends, name, topic.partitions),
                     "without_leader": sum(leader < 0 for leader in topic.partitions.values()),
                 }
                 for name, topic in sorted(topics.items())
                 if internal or not is_internal_topic(name, topic.internal)
             ],
             "groups": [
-                _group(cluster, admin, topics, group)
+                _group(ends, admin, topics, group)
                 for group in sorted(admin.list_groups(), key=lambda group: group.group_id)
                 if internal or not is_marker_group(group.group_id)
             ],
         }
 
 
-def _messages(cluster: "Cluster", topic: str, partitions: Iterable[int]) -> int | None:
+def _messages(ends: "LogEnds", topic: str, partitions: Iterable[int]) -> int | None:
     """Return how many offsets the log of a topic spans; None while a partition has no leader."""
     from onceflow.client.errors import ClientError
-    from onceflow.client.lag import log_ends
 
     try:
-        return sum(end - start for start, end in log_ends(cluster, topic, partitions).values())
+        return sum(end - start for start, end in ends.of(topic, partitions).values())
     except ClientError:
         return None
 
 
-def _group(cluster: "Cluster", admin: "Admin", topics: "Mapping[str, TopicMetadata]", group: "GroupListing") -> Status:
-    from onceflow.client.lag import lag_behind
+def _group(ends: "LogEnds", admin: "Admin", topics: "Mapping[str, TopicMetadata]", group: "GroupListing") -> Status:
+    from onceflow.client.lag import lag_behind, reached_by
 
-    reached: dict[str, dict[int, int]] = {}
-    for (topic, partition), committed in admin.group_offsets(group.group_id).items():
-        if topic in topics and partition in topics[topic].partitions:
-            reached.setdefault(topic, {})[partition] = committed.offset
-    lag = lag_behind(cluster, reached)
+    reached = reached_by(admin.group_offsets(group.group_id), topics)
+    lag = lag_behind(ends, reached)
     return {
         "group": group.group_id,
         "state": group.state,

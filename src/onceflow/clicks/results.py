@@ -341,13 +341,13 @@ def refuse_other_job(hash_key: str, marker: MarkerView | None, why: str) -> None
 
 def lag(cluster: "Cluster", marker: MarkerView, *, now_ms: int | None = None) -> "Lag":
     """Return the lag of the marker's offsets; partitions that the marker lacks count completely."""
-    from onceflow.client.lag import lag_behind
+    from onceflow.client.lag import LogEnds, lag_behind
 
     reached = {
         topic: {partition: counted.get(partition, 0) for partition in cluster.require_topic(topic).partitions}
         for topic, counted in marker.offsets.items()
     }
-    return lag_behind(cluster, reached, now_ms=now_ms)
+    return lag_behind(LogEnds(cluster), reached, now_ms=now_ms)
 
 
 def dead_records(

@@ -1,11 +1,14 @@
 """Lag of a reader, in messages and in seconds."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from onceflow.client.admin_responses import CommittedOffset
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.metadata import TopicMetadata
 from onceflow.client.records import committed_records
+from onceflow.wire import TopicPartition
 
 FIRST_RECORD_BYTES = 4096
 
@@ -18,22 +21,57 @@ class Lag:
     seconds: float
 
 
-def lag_behind(cluster: Cluster, reached: Mapping[str, Mapping[int, int]], *, now_ms: int | None = None) -> Lag:
-    """Return the lag of a reader of committed records; `reached` is topic → partition → the next offset it reads.
+Offsets = Mapping[str, Mapping[int, int]]
+"""Topic → partition → the next offset that a reader reads."""
 
-    Requests both ends of every partition and, where records are left, one of them. Records that were deleted unread are
-    not counted. Raises the client's errors.
+
+class LogEnds:
+    """Start and end of logs for read_committed, requested once per topic for as long as this object is used."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._known: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def of(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return partition → (start of the log, its end)."""
+        known = self._known.setdefault(topic, {})
+        numbers = list(partitions)
+        known |= log_ends(self.cluster, topic, [number for number in numbers if number not in known])
+        return {number: known[number] for number in numbers}
+
+    def unread(self, reached: Offsets) -> Iterator[tuple[str, int, int, int]]:
+        """Yield (topic, partition, first offset, end) where records are left; deleted records are not."""
+        for topic, partitions in reached.items():
+            for partition, (start, end) in self.of(topic, partitions).items():
+                first = max(partitions[partition], start)
+                if first < end:
+                    yield topic, partition, first, end
+
+
+def lag_behind(ends: LogEnds, reached: Offsets, *, now_ms: int | None = None) -> Lag:
+    """Return the lag of a reader of committed records.
+
+    Requests both ends of every partition that `ends` does not know and, where records are left, one of them. Raises the
+    client's errors.
     """
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     messages = 0
     oldest_ms = now
-    for topic, partitions in reached.items():
-        for partition, (begin, end) in log_ends(cluster, topic, partitions).items():
-            first = max(partitions[partition], begin)
-            if first < end:
-                messages += end - first
-                oldest_ms = min(oldest_ms, _timestamp_ms(cluster, topic, partition, first, now))
+    for topic, partition, first, end in ends.unread(reached):
+        messages += end - first
+        oldest_ms = min(oldest_ms, _timestamp_ms(ends.cluster, topic, partition, first, now))
     return Lag(messages, max(0.0, (now - oldest_ms) / 1000))
+
+
+def reached_by(
+    committed: Mapping[TopicPartition, CommittedOffset], topics: Mapping[str, TopicMetadata]
+) -> dict[str, dict[int, int]]:
+    """Return a group's committed offsets by topic, without those of deleted topics."""
+    reached: dict[str, dict[int, int]] = {}
+    for (topic, partition), commit in committed.items():
+        if topic in topics and partition in topics[topic].partitions:
+            reached.setdefault(topic, {})[partition] = commit.offset
+    return reached
 
 
 def log_ends(cluster: Cluster, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from onceflow.client.errors import ClientError
-from onceflow.client.lag import Lag, lag_behind
+from onceflow.client.lag import Lag, LogEnds, lag_behind
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.spark.connections import connect
 from onceflow.spark.offsets import MalformedOffsets, parse
@@ -76,7 +76,7 @@ class LagListener(StreamingQueryListener):
             return
         try:
             cluster = connect(self._bootstrap, self._security, timeout_ms=ASK_TIMEOUT_MS)
-            lag = lag_behind(cluster, reached)
+            lag = lag_behind(LogEnds(cluster), reached)
         except ClientError as error:
             _logger.warning("the lag of query %s is not known: %s", query, error)
             return

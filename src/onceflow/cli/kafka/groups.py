@@ -20,7 +20,6 @@ from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from onceflow.client.admin_responses import CommittedOffset
     from onceflow.client.cluster import Cluster
 
 
@@ -67,6 +66,7 @@ def list_groups(states: Sequence[str], with_lag: bool, internal: bool, bootstrap
       onceflow group list --lag
     """
     from onceflow.client.admin import Admin
+    from onceflow.client.lag import LogEnds, reached_by
 
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
@@ -77,9 +77,10 @@ def list_groups(states: Sequence[str], with_lag: bool, internal: bool, bootstrap
             if internal or not is_marker_group(group.group_id)
         ]
         if with_lag:
-            ranges = _Ranges(cluster)
+            topics, ends = cluster.topics(), LogEnds(cluster)
             for row in rows:
-                row["lag"] = ranges.lag(admin.group_offsets(row["group"]))
+                reached = reached_by(admin.group_offsets(row["group"]), topics)
+                row["lag"] = sum(end - first for *_, first, end in ends.unread(reached))
             rows.sort(key=lambda row: -row["lag"])
     with stdout_may_close():
         if as_json:
@@ -87,35 +88,6 @@ def list_groups(states: Sequence[str], with_lag: bool, internal: bool, bootstrap
             return
         names = ("group", "state", "lag") if with_lag else ("group", "state")
         table([[name.upper() for name in names], *([row[name] for name in names] for row in rows)])
-
-
-class _Ranges:
-    """Start and end offsets of partitions, requested once per topic for all groups."""
-
-    def __init__(self, cluster: "Cluster") -> None:
-        self._cluster = cluster
-        self._topics: dict[str, dict[int, tuple[int, int]]] = {}
-
-    def lag(self, offsets: "Mapping[TopicPartition, CommittedOffset]") -> int:
-        """Return the number of messages after the committed offsets; a deleted topic has none."""
-        lag = 0
-        for (topic, partition), committed in offsets.items():
-            start, end = self._of(topic).get(partition, (0, 0))
-            lag += max(end - max(committed.offset, start), 0)
-        return lag
-
-    def _of(self, topic: str) -> dict[int, tuple[int, int]]:
-        from onceflow.client.cluster import EARLIEST, LATEST
-
-        if topic not in self._topics:
-            topics = self._cluster.topics(topic)
-            partitions = topics[topic].partitions if topic in topics else {}
-            starts, ends = (
-                self._cluster.list_offsets(topic, dict.fromkeys(partitions, at)) if partitions else {}
-                for at in (EARLIEST, LATEST)
-            )
-            self._topics[topic] = {number: (starts[number].offset, ends[number].offset) for number in partitions}
-        return self._topics[topic]
 
 
 @group.command()
@@ -140,7 +112,9 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         committed = {place: commit.offset for place, commit in admin.group_offsets(name).items()}
         _require_known(name, bootstrap, description.state, committed)
         owners = {place: member for member in description.members for place in member.assignment}
-        rows = [_lag(cluster, place, committed.get(place)) for place in sorted({*committed, *owners})]
+        places = sorted({*committed, *owners})
+        ends = _ends(cluster, places)
+        rows = [_lag(cluster, place, committed.get(place), ends.get(place)) for place in places]
     for row in rows:
         owner = owners.get((row["topic"], row["partition"]))
         row["member"] = owner.member_id if owner else None
@@ -174,22 +148,31 @@ def _require_known(name: str, bootstrap: str, state: str, committed: Mapping[Top
         raise OnceflowError(f"group '{name}' does not exist at {bootstrap}; {Remedy.LIST_GROUPS}")
 
 
-def _lag(cluster: "Cluster", place: TopicPartition, committed: int | None) -> dict[str, Any]:
-    from onceflow.client.cluster import EARLIEST, LATEST
-    from onceflow.client.errors import UnknownTopic
+def _ends(cluster: "Cluster", places: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    """Return start and end of each partition's log; those of deleted topics are left out."""
+    from onceflow.client.lag import log_ends
 
+    topics = cluster.topics(*{topic for topic, _ in places}) if places else {}
+    return {
+        (topic, partition): ends
+        for topic, metadata in topics.items()
+        for partition, ends in log_ends(
+            cluster, topic, [number for of, number in places if of == topic and number in metadata.partitions]
+        ).items()
+    }
+
+
+def _lag(
+    cluster: "Cluster", place: TopicPartition, committed: int | None, ends: tuple[int, int] | None
+) -> dict[str, Any]:
     topic, partition = place
-    row: dict[str, Any] = {"topic": topic, "partition": partition, "committed": committed}
-    try:
-        end = cluster.list_offsets(topic, {partition: LATEST})[partition].offset
-        start = cluster.list_offsets(topic, {partition: EARLIEST})[partition].offset
-    except UnknownTopic:
-        return {**row, "end": None, "lag": None, "lag_seconds": None}
-    if committed is None:
-        return {**row, "end": end, "lag": None, "lag_seconds": None}
-    unread = max(committed, start)
-    lag = max(end - unread, 0)
-    return {**row, "end": end, "lag": lag, "lag_seconds": _age_seconds(cluster, place, unread, end) if lag else 0}
+    end = None if ends is None else ends[1]
+    row: dict[str, Any] = {"topic": topic, "partition": partition, "committed": committed, "end": end}
+    if ends is None or committed is None:
+        return {**row, "lag": None, "lag_seconds": None}
+    unread = max(committed, ends[0])
+    lag = max(ends[1] - unread, 0)
+    return {**row, "lag": lag, "lag_seconds": _age_seconds(cluster, place, unread, ends[1]) if lag else 0}
 
 
 def _age_seconds(cluster: "Cluster", place: TopicPartition, start: int, end: int) -> float:
