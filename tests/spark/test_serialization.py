@@ -212,7 +212,7 @@ def test_avro_reader_schema_is_resolved() -> None:
 
 
 def test_avro_uuids_are_text_at_any_depth() -> None:
-    """As in Spark's from_avro; so are times of day the numbers that they are stored as."""
+    """Spark's from_avro gives the same types. A time of day is the number that it is stored as."""
     uuid_type = {"type": "string", "logicalType": "uuid"}
     types_of = {
         "id": uuid_type,
