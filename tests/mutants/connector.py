@@ -46,7 +46,7 @@ MUTANTS = (
         "spark/kafka/sender.py",
         "or (is_first and queue.sent > queue.done):",
         "or False:",
-        _KAFKA + "test_first_batch_of_a_partition_is_sent_alone",
+        _KAFKA + "test_first_batch_of_partition_is_sent_alone",
     ),
     Mutant(
         "spark/kafka/sender.py",

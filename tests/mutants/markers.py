@@ -56,7 +56,7 @@ MUTANTS = (
         "spark/exactly_once/decision.py",
         "    if proof.sink != sink:",
         "    if False:",
-        _DECISION + "test_a_proof_of_another_sink_is_refused",
+        _DECISION + "test_proof_of_another_sink_is_refused",
     ),
     Mutant(
         "spark/exactly_once/decision.py",
@@ -279,7 +279,7 @@ MUTANTS = (
         "spark/kafka/target.py",
         "        if owner not in (self._first_owner, self._owner):",
         "        if False:",
-        _KAFKA + "test_a_second_driver_ends_the_first",
+        _KAFKA + "test_second_driver_fences_the_first",
     ),
     Mutant(
         "spark/kafka/target.py",

@@ -1,7 +1,7 @@
-"""A driver of its own that copies a topic, killed with its JVM at a named point of the sink.
+"""A driver process that copies a topic and is killed with its JVM at a named point of the sink.
 
-Every task dies once, too: its Python worker is killed after it has handed its encoded rows on. `bootstrap input output
-checkpoint log java_home point visit`
+Every task dies once, too: its Python worker is killed after it has returned its encoded rows.
+Arguments: `bootstrap input output checkpoint log java_home point visit`.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.spark.slow_workers import finish
 
 
 class DyingEncoder(Encoder):
-    """Dies in the first attempt of each task, when all that it has made is handed on."""
+    """An encoder that kills its worker in the first attempt of each task, after it has returned its rows."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from super().__call__(batches)
@@ -36,7 +36,7 @@ class DyingEncoder(Encoder):
 
 
 def watch(at: Callable[[str], None]) -> None:
-    """Points outside the transaction: what a batch rests on goes to disk, and a skipped batch is read all the same."""
+    """Call `at` at the points outside the transaction: syncs of the checkpoint, and reads of skipped batches."""
     prepare, save = LocalCheckpoint.prepare, DataFrameWriter.save
 
     def watched_prepare(checkpoint: LocalCheckpoint, number: int) -> None:
@@ -60,7 +60,7 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, ja
     def at(point: str) -> None:
         visits[point] += 1
         if death == (point, str(visits[point])):
-            # The group is this process and the JVM that it started; Spark's workers end when the JVM is gone.
+            # The group is this process and the JVM that it started; Spark's workers end after the JVM.
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
     watch(at)
@@ -68,7 +68,7 @@ def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, ja
     sink.settings = replace(sink.settings, at=at)
     assert isinstance(sink, KafkaSink)
     output: Any = sink.target.output
-    output.encoder = DyingEncoder(**{each.name: getattr(output.encoder, each.name) for each in fields(Encoder)})
+    output.encoder = DyingEncoder(**{field.name: getattr(output.encoder, field.name) for field in fields(Encoder)})
     at("before opening")
     sink.open(spark)
     at("after opening")

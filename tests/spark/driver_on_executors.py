@@ -1,6 +1,6 @@
-"""A driver of its own whose executors are processes: it copies a topic until the file STOP is there, then what is left.
+"""A driver process with executor processes that copies a topic until the file STOP exists, then the rest of the topic.
 
-`bootstrap input output checkpoint directory java_home executors`
+Arguments: `bootstrap input output checkpoint directory java_home executors`.
 """
 
 import sys
@@ -12,7 +12,7 @@ from onceflow.spark.session import build_session
 
 STOP = "stop"
 SETTINGS = {
-    # Executors that are killed come back, and tasks go on elsewhere, as often as it takes.
+    # Killed executors are replaced, and their tasks are repeated elsewhere, without limit.
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "1000",
     "spark.stage.maxConsecutiveAttempts": "1000",

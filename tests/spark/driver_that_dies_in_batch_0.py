@@ -1,4 +1,7 @@
-"""A driver of its own, killed with its JVM in the middle of batch 0: `bootstrap topic checkpoint log java_home`."""
+"""A driver process that is killed with its JVM within batch 0.
+
+Arguments: `bootstrap topic checkpoint log java_home`.
+"""
 
 import os
 import signal
@@ -11,7 +14,7 @@ from onceflow.spark.session import build_session
 
 
 def die(frame: DataFrame, batch_id: int) -> None:
-    """The group is this process and the JVM that it started; Spark's workers end when the JVM is gone."""
+    """Kill this process and the JVM that it started; Spark's workers end after the JVM."""
     assert batch_id == 0
     assert frame.count() == 0
     os.killpg(os.getpgid(0), signal.SIGKILL)

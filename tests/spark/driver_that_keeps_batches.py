@@ -1,6 +1,7 @@
-"""A driver of its own that keeps each micro-batch's rows in a file: `bootstrap topic checkpoint directory java_home`.
+"""A driver process that writes each micro-batch's rows to a file.
 
-A batch that comes again must have the same rows; else the file `different` is left behind.
+If a repeated batch has other rows, the driver writes them to the file `different`.
+Arguments: `bootstrap topic checkpoint directory java_home`.
 """
 
 import sys

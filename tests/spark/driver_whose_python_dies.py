@@ -1,4 +1,4 @@
-"""Takes a checkpoint's lock with a JVM of its own, says so, and waits to be killed: `DIRECTORY` is the argument."""
+"""A driver that locks the checkpoint of its argument with its own JVM, prints "locked" and waits to be killed."""
 
 import sys
 import time

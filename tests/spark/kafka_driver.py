@@ -1,4 +1,4 @@
-"""A driver of the Kafka sink without Spark, which can die at any named point, and what a reader sees of its output."""
+"""A driver of the Kafka sink without Spark, which can die at any named point, and a reader of its output."""
 
 import time
 from collections import Counter
@@ -30,17 +30,19 @@ ROWS = 30
 PARTITIONS = 3
 
 Values = Mapping[int, Sequence[bytes]]
-"""Partition → the values that are written there, in order."""
+"""Values by partition, in order."""
 
 
 class Killed(BaseException):
-    """The driver's process ends here: nothing more is done, nothing is cleaned up."""
+    """The end of the driver's process: nothing is cleaned up."""
 
 
 @dataclass
 class Rows:
-    """Encoded rows in memory, handed out in pulls of so many blobs; `between` is called before each pull but the
-    first, with its number."""
+    """Encoded rows in memory, pulled `blobs_per_pull` blobs at a time.
+
+    `between` is called with the number of each pull before it, except the first.
+    """
 
     topic: str
     values: Values
@@ -60,15 +62,15 @@ class Rows:
 
     def blobs(self) -> Iterator[Sequence[Blob]]:
         turns = zip_longest(*(self._encoded(partition, held) for partition, held in self.values.items()))
-        made = [blob for turn in turns for blob in turn if blob is not None]
-        for number, begin in enumerate(range(0, len(made), self.blobs_per_pull)):
+        blobs = [blob for turn in turns for blob in turn if blob is not None]
+        for number, begin in enumerate(range(0, len(blobs), self.blobs_per_pull)):
             self.pulls += 1
             if number:
                 self.between(number)
-            yield made[begin : begin + self.blobs_per_pull]
+            yield blobs[begin : begin + self.blobs_per_pull]
 
     def close(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: the rows are in memory."""
 
     def _encoded(self, partition: int, held: Sequence[bytes]) -> list[Blob]:
         if not held:
@@ -76,21 +78,21 @@ class Rows:
         column = pa.array(held, pa.binary())
         rows = RecordColumns(column, column, np.full(len(held), time.time_ns() // 1_000_000))
         partitions = np.full(len(held), partition)
-        found = encode_columns(
+        batches = encode_columns(
             rows, partitions, codec=self.codec, batch_bytes=self.batch_bytes, batch_bytes_max=4_000_000
         )
-        return [Blob(self.topic, each.partition, each.record_count, each.data) for each in found]
+        return [Blob(self.topic, batch.partition, batch.record_count, batch.data) for batch in batches]
 
 
 def batch(number: int, *, plan: str = "plan", version: int = 1, begin: int | None = None) -> Batch:
-    """Micro-batch `number`, of ROWS offsets but for batch 0, which has none."""
+    """Return micro-batch `number`: ROWS offsets, or none in batch 0."""
     end = ROWS * number
     first = max(end - ROWS, 0) if begin is None else begin
     return Batch(QUERY, number, (OffsetRange("in", 0, first, end),), plan, version)
 
 
 def values_of(number: int) -> Values:
-    """What batch `number` writes; nothing to the last partition."""
+    """Return the values that batch `number` writes; the last partition gets none."""
     spread: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
     if number > 0:
         for row in range(ROWS):
@@ -100,7 +102,7 @@ def values_of(number: int) -> Values:
 
 @dataclass
 class Driver:
-    """One start of the query. `dies_at` names the point, and which of its visits, where it is killed."""
+    """One start of the query, killed at the point and visit of `dies_at`."""
 
     bootstrap: str
     topic: str
@@ -132,10 +134,10 @@ class Driver:
         return write_batch(self.target, handed, of or batch(number), Planned())
 
     def require(self) -> None:
-        """The topic is there."""
+        """Do nothing: the test has created the topic."""
 
     def encode(self, rows: Any, _turn: int) -> Rows:
-        """The rows have been encoded before."""
+        """Return the rows, which are already encoded, and count the call."""
         self.encoded += 1
         return rows
 
@@ -149,7 +151,7 @@ class Driver:
 
 
 class Planned(LocalCheckpoint):
-    """Knows what each batch is, where a real one has files."""
+    """A checkpoint without files that knows each batch."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
@@ -170,17 +172,20 @@ def make_topics(bootstrap: str, topic: str) -> None:
 
 
 def visible(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> dict[int, list[bytes | None]]:
-    """What a reader of committed records sees in each partition, in order."""
-    found = {}
+    """Return the values that a read_committed consumer sees, by partition and in order."""
+    values = {}
     with Cluster(bootstrap) as cluster:
         ends = cluster.list_offsets(topic, dict.fromkeys(range(partitions), LATEST))
         for partition, end in ends.items():
-            found[partition] = [record.value for record in read_records(cluster, topic, partition, 0, end.offset)]
-    return found
+            values[partition] = [record.value for record in read_records(cluster, topic, partition, 0, end.offset)]
+    return values
 
 
 def expect(bootstrap: str, topic: str, batches: int) -> None:
-    """Batches 0 to `batches` - 1 are there, each record once and in order; Kafka writes its markers a moment later."""
+    """Wait for the records of batches 0 to `batches` - 1, and assert that each is there once and in order.
+
+    Kafka writes a transaction's markers a moment after its commit.
+    """
     wanted = {partition: [] for partition in range(PARTITIONS)}  # type: dict[int, list[bytes | None]]
     for number in range(batches):
         for partition, held in values_of(number).items():

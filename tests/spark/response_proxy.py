@@ -1,4 +1,4 @@
-"""A network between driver and broker that answers in the broker's place, or loses what the broker has answered."""
+"""A proxy between driver and broker that sends error responses itself, or drops requests and responses."""
 
 import select
 import socket
@@ -17,22 +17,22 @@ from onceflow.wire.messages import message_of
 from tests.client.proxy import FaultyProxy, _hang_up, _receive_frame
 
 LOST = -1
-"""The broker does what it was asked, and the connection ends before its answer arrives."""
+"""The broker handles the request, and the connection ends before its response arrives."""
 DROPPED = -2
-"""The connection ends before the broker is asked."""
+"""The connection ends before the request reaches the broker."""
 
 HELD_S_MAX = 5.0
-"""Less than the driver waits for an answer."""
+"""Longest wait for a second request; shorter than the driver's time-out."""
 
 TopicPartition = tuple[str, int]
 
 
 class ResponseProxy(FaultyProxy):
-    """`faults` are used up in order, each by the first request of its API: an error code that is answered without
-    asking the broker, LOST, DROPPED, or None, which lets the request pass.
+    """A proxy with faults, each used once, in order, by the next request of its API.
 
-    `produced` has the partition and first sequence of each batch that came by. The answer to the Produce request that
-    `holds` counts down to waits until the next request is there; `several_in_flight` says whether it came.
+    A fault is an error code, which the proxy sends itself, LOST, DROPPED, or None, which lets the request pass.
+    `produced` has the partition and first sequence of each produced batch. When `holds`, counted down by Produce
+    requests, reaches 0, the proxy waits for the next request; `several_in_flight` is whether it arrived.
     """
 
     faults: list[tuple[int, int | None]]  # type: ignore[assignment]
@@ -61,10 +61,10 @@ class ResponseProxy(FaultyProxy):
                     client.sendall(refusal(header, request, int(fault)))
                     continue
                 broker.sendall(struct.pack(">i", len(request)) + request)
-                answer = _receive_frame(broker)
-                if answer is None or fault == LOST:
+                response = _receive_frame(broker)
+                if response is None or fault == LOST:
                     break
-                client.sendall(self._spoil(header, request, answer, None))
+                client.sendall(self._spoil(header, request, response, None))
         _hang_up(client)
 
     def _note(self, client: socket.socket, request: bytes, header: RequestHeader) -> None:
@@ -79,16 +79,17 @@ class ResponseProxy(FaultyProxy):
 
 
 def refusal(header: RequestHeader, request: bytes, code: int) -> bytes:
-    """The answer of a broker that refuses all of a request."""
+    """Return the response of a broker that refuses the whole request."""
     key, version = header.api.key, header.version
     if key == apis.PRODUCE:
         asked = produce.parse_request(memoryview(request), header).topics
         refused = [
-            (topic, [produce.PartitionResponse(partition, code, -1) for partition, _ in each]) for topic, each in asked
+            (topic, [produce.PartitionResponse(partition, code, -1) for partition, _ in batches])
+            for topic, batches in asked
         ]
         return produce.encode_response(version, header.correlation_id, refused)
-    answer = message_of(load_response_schema(key, version), _fields(key, decode_request(request, header), code))
-    return encode_response(key, version, header.correlation_id, answer)
+    response = message_of(load_response_schema(key, version), _fields(key, decode_request(request, header), code))
+    return encode_response(key, version, header.correlation_id, response)
 
 
 def _fields(key: int, asked: Any, number: int) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _fields(key: int, asked: Any, number: int) -> dict[str, Any]:
             {
                 "name": topic.name,
                 "partitions": [
-                    {"partition_index": each.partition_index, "error_code": code} for each in topic.partitions
+                    {"partition_index": partition.partition_index, "error_code": code} for partition in topic.partitions
                 ],
             }
             for topic in asked.topics

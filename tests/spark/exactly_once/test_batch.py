@@ -1,4 +1,4 @@
-"""What a batch is, and where it leaves the offsets."""
+"""Micro-batches: their digest, and the offsets after them."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ from onceflow.spark.offsets import OffsetRange
 
 
 def batch(number: int, *, begin: int = 100, end: int = 110, **changes: object) -> Batch:
-    made = Batch("query-1", number, (OffsetRange("clicks", 0, begin, end),), "clicks", 1, {"clicks": "id-1"})
-    return replace(made, **changes)  # type: ignore[arg-type]
+    plain = Batch("query-1", number, (OffsetRange("clicks", 0, begin, end),), "clicks", 1, {"clicks": "id-1"})
+    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 def test_since_keeps_first_offsets() -> None:

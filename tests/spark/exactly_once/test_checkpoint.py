@@ -1,4 +1,4 @@
-"""What is read from a checkpoint, and that what a batch rests on is synced before the batch is written."""
+"""Reading a checkpoint, and syncing the files that a batch depends on before it is written."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ def offsets_text(*lines: dict[str, object] | str) -> str:
 
 
 class SparkFiles:
-    """Writes a checkpoint's files as Spark does, and syncs none of them."""
+    """A checkpoint whose files are written as Spark writes them: without a sync."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -33,7 +33,7 @@ class SparkFiles:
 
 
 class Disk:
-    """Remembers what was synced: a file's content, a directory's entries; the rest is lost in a power cut."""
+    """A disk that loses in a power cut what was not synced: contents of files and entries of directories."""
 
     def __init__(self) -> None:
         self.contents: dict[Path, bytes] = {}
@@ -46,7 +46,7 @@ class Disk:
             self.contents[path] = path.read_bytes()
 
     def after_power_cut(self, directory: Path, copy: Path, *, keep_unsynced_entries: bool = False) -> Path:
-        """A copy with everything unsynced dropped: files without entry are gone, those without content empty."""
+        """Return a copy without unsynced data: files without a synced entry are missing, others are empty."""
         shutil.copytree(directory, copy)
         for path in sorted(directory.rglob("*"), reverse=True):
             twin = copy / path.relative_to(directory)
@@ -87,7 +87,7 @@ def test_several_sources(files: SparkFiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "content", "error", "sentence"),
+    ("number", "content", "error", "message"),
     [
         (3, None, CheckpointUnreadable, "offsets/3 is missing.*checkpointLocation"),
         (1, "", CheckpointUnreadable, "offsets/1 is ''.*v1"),
@@ -102,17 +102,17 @@ def test_several_sources(files: SparkFiles) -> None:
         (1, offsets_text({"clicks": {"0": 9}}, {"views": {"0": 1}}), CheckpointUnreadable, "2 sources.*has 1"),
     ],
 )
-def test_what_cannot_be_read(
-    files: SparkFiles, number: int, content: str | None, error: type[Exception], sentence: str
+def test_unreadable_offsets_are_refused(
+    files: SparkFiles, number: int, content: str | None, error: type[Exception], message: str
 ) -> None:
     files.plan(0, {"clicks": {"0": 5}})
     if content is not None:
         (files.directory / "offsets" / str(number)).write_text(content)
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error, match=message):
         LocalCheckpoint(files.directory).batch(number, plan="p", plan_version=1)
 
 
-def test_a_checkpoint_that_no_query_has_used(tmp_path: Path) -> None:
+def test_unused_checkpoint_has_no_metadata(tmp_path: Path) -> None:
     checkpoint = LocalCheckpoint(tmp_path / "none")
     assert checkpoint.query_id() is None
     assert checkpoint.newest_batch("offsets") == -1
@@ -127,13 +127,13 @@ def test_prepare_refuses_a_missing_batch(files: SparkFiles) -> None:
         LocalCheckpoint(files.directory).prepare(2)
 
 
-def test_commit_lost_in_power_cut_is_not_needed(files: SparkFiles) -> None:
+def test_lost_commit_does_not_stop_prepare(files: SparkFiles) -> None:
     files.plan(0, {"clicks": {"0": 5}})
     files.plan(1, {"clicks": {"0": 6}})
     LocalCheckpoint(files.directory).prepare(1)
 
 
-def test_a_failed_sync_stops_the_batch(files: SparkFiles) -> None:
+def test_failed_sync_stops_the_batch(files: SparkFiles) -> None:
     files.plan(0, {"clicks": {"0": 5}})
 
     def broken(path: Path) -> None:
@@ -143,14 +143,14 @@ def test_a_failed_sync_stops_the_batch(files: SparkFiles) -> None:
         LocalCheckpoint(files.directory, sync=broken).prepare(0)
 
 
-def run_batches(files: SparkFiles, prepare: Callable[[int], None], seen: Callable[[int], None]) -> None:
-    """Three batches as Spark runs them; `seen(k)` is the moment at which the sink begins to write batch k."""
+def run_batches(files: SparkFiles, prepare: Callable[[int], None], on_write: Callable[[int], None]) -> None:
+    """Run three batches as Spark does; `on_write(k)` is called when the sink starts to write batch k."""
     for number in range(3):
         files.plan(number, {"clicks": {"0": 5 + number}})
         state = files.directory / "state" / "0" / "0"
         state.mkdir(parents=True, exist_ok=True)
         prepare(number)
-        seen(number)
+        on_write(number)
         (state / f"{number + 1}.delta").write_text("state")
         files.commit(number)
 

@@ -1,4 +1,4 @@
-"""One driver per checkpoint: the lock lives as long as the JVM that may still write, not as its Python."""
+"""One driver per checkpoint: the JVM that may still write holds the lock, even after its Python has ended."""
 
 import fcntl
 import os
@@ -33,7 +33,7 @@ DRIVER = Path(__file__).parents[1] / "driver_whose_python_dies.py"
 
 @pytest.fixture
 def driver(checkpoint: Path, java_home: str) -> Iterator[subprocess.Popen[str]]:
-    """Another driver, which holds the checkpoint."""
+    """Start another driver, which holds the checkpoint's lock."""
     environment = os.environ | {"JAVA_HOME": java_home}
     process = subprocess.Popen(
         [sys.executable, str(DRIVER), str(checkpoint)], stdout=subprocess.PIPE, text=True, env=environment
@@ -56,9 +56,9 @@ def locked_by_another_process(checkpoint: Path) -> bool:
 
 
 def jvm_of(checkpoint: Path) -> int:
-    found = re.match(r"JVM with pid (\d+) on ", (checkpoint / FILE_NAME).read_text())
-    assert found
-    return int(found[1])
+    holder = re.match(r"JVM with pid (\d+) on ", (checkpoint / FILE_NAME).read_text())
+    assert holder
+    return int(holder[1])
 
 
 def wait_until_ended(pid: int) -> None:
@@ -68,7 +68,7 @@ def wait_until_ended(pid: int) -> None:
         if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
             return
         time.sleep(0.05)
-    raise AssertionError(f"process {pid} goes on")
+    raise AssertionError(f"process {pid} still runs")
 
 
 @pytest.mark.remedy(Remedy.END_PROCESS)
@@ -83,8 +83,8 @@ def test_jvm_without_python_keeps_the_lock(
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on .*after 0.5 s") as raised:
             take_lock(spark, checkpoint, "a", wait_ms=500)
         remedies.find(Remedy.END_PROCESS, raised.value)
-        (said,) = caplog.messages
-        assert re.search(f"in use by JVM with pid {jvm} on .*; waiting up to 0.5 s for its end", said)
+        (message,) = caplog.messages
+        assert re.search(f"in use by JVM with pid {jvm} on .*; waiting up to 0.5 s for its end", message)
         with pytest.raises(CheckpointInUse, match=f"in use by JVM with pid {jvm} on "), without_driver(checkpoint):
             raise AssertionError("the JVM may still write")
     finally:
@@ -124,7 +124,7 @@ def test_lock_without_holder_is_released(
 
 
 class Jvm:
-    """A JVM of this process: its end leaves only errors for who asks it."""
+    """A JVM that has ended: closing its files raises `error`."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -146,7 +146,7 @@ class Jvm:
         )
 
 
-@pytest.mark.parametrize("error", [Py4JNetworkError("answer is empty"), ConnectionRefusedError("nobody is there")])
+@pytest.mark.parametrize("error", [Py4JNetworkError("answer is empty"), ConnectionRefusedError("connection refused")])
 def test_dead_jvm_leaves_no_lock(error: Exception, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     dead, alive = Jvm(error), Jvm(error)
 
@@ -155,7 +155,7 @@ def test_dead_jvm_leaves_no_lock(error: Exception, checkpoint: Path, caplog: pyt
         return take_lock(session, checkpoint, sink)
 
     first, second = take(dead, "a"), take(dead, "b")
-    # The next session has a JVM of its own, while nobody has closed the sinks of the former.
+    # The next session has its own JVM; the sinks of the former one are still open.
     third = take(alive, "a")
     assert (len(dead.locked), len(alive.locked)) == (1, 1)
     first.release()

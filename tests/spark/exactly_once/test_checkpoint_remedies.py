@@ -1,4 +1,4 @@
-"""What messages about a checkpoint or a sink of one's own say to do, done."""
+"""The remedies in messages about a checkpoint or a user's own sink, carried out."""
 
 import random
 import shutil
@@ -41,14 +41,14 @@ __all__ = ["chance", "files", "job", "running", "two_batches"]
 
 
 def planned(directory: Path, number: int) -> tuple[int, int]:
-    """Begin and end of the one partition's batch."""
+    """Return the offset range of the batch; its topic has one partition."""
     (part,) = LocalCheckpoint(directory).batch(number, plan="p", plan_version=1).ranges
     return part.begin, part.end
 
 
 @pytest.mark.remedy(Remedy.OWN_CHECKPOINT)
-def test_another_checkpoint(two_batches: SparkFiles, tmp_path: Path) -> None:
-    """One that no query has used, one without the batch, and one that lacks it when it is to be synced."""
+def test_checkpoint_of_another_query(two_batches: SparkFiles, tmp_path: Path) -> None:
+    """It is unused, has no plan of the batch, or lacks that plan when the sink syncs it."""
     other = SparkFiles(tmp_path / "other")
     with pytest.raises(CheckpointUnreadable) as without_plan:
         planned(other.directory, 1)
@@ -63,8 +63,8 @@ def test_another_checkpoint(two_batches: SparkFiles, tmp_path: Path) -> None:
 
 
 @pytest.mark.remedy(Remedy.OWN_CHECKPOINT)
-def test_a_query_without_its_sinks_checkpoint(job: Job, send: Send) -> None:
-    """Spark gives such a query a temporary one, which the sink does not have."""
+def test_query_without_its_sinks_checkpoint(job: Job, send: Send) -> None:
+    """Spark gives such a query a temporary checkpoint, which the sink does not know."""
     send(["a"])
     sink = job.sink()
     with pytest.raises(StreamingQueryException, match="has no metadata") as raised:
@@ -77,8 +77,8 @@ def test_a_query_without_its_sinks_checkpoint(job: Job, send: Send) -> None:
 
 @pytest.mark.remedy(Remedy.NEW_CHECKPOINT)
 @pytest.mark.parametrize("lines", [[{"clicks": {"0": 6}}, {"views": {"0": 1}}], ["-", {"clicks": {"0": 6}}]])
-def test_sources_that_changed(files: SparkFiles, tmp_path: Path, lines: list[Any]) -> None:
-    """A source more, and one that had no offsets before."""
+def test_changed_sources(files: SparkFiles, tmp_path: Path, lines: list[Any]) -> None:
+    """The query gained a source, or a source has its first offsets."""
     files.plan(0, *([{"clicks": {"0": 5}}] if len(lines) == 2 and lines[0] != "-" else ["-", "-"]))
     files.plan(1, *lines)
     with pytest.raises(CheckpointUnreadable) as raised:
@@ -90,8 +90,8 @@ def test_sources_that_changed(files: SparkFiles, tmp_path: Path, lines: list[Any
 
 
 @pytest.mark.remedy(Remedy.ONE_SOURCE_PER_TOPIC)
-def test_a_topic_that_is_read_twice(job: Job, send: Send, tmp_path: Path) -> None:
-    """A union of one DataFrame with itself reads the topic twice, too."""
+def test_topic_read_twice(job: Job, send: Send, tmp_path: Path) -> None:
+    """A union of a DataFrame with itself does so, too."""
     files = SparkFiles(tmp_path / "twice")
     for number in range(2):
         files.plan(number, *[{"clicks": {"0": number}}] * 2)
@@ -106,7 +106,7 @@ def test_a_topic_that_is_read_twice(job: Job, send: Send, tmp_path: Path) -> Non
 
 @pytest.mark.remedy(Remedy.ROWS_THROUGH_KAFKA)
 def test_rows_of_another_source(job: Job, tmp_path: Path) -> None:
-    """Lines of a file, whose source notes a log of its own."""
+    """Spark's file source keeps its own kind of offsets."""
     files = SparkFiles(tmp_path / "lines")
     files.plan(0, {"logOffset": 0})
     with pytest.raises(MalformedOffsets, match="is damaged, or of a source other than") as raised:
@@ -123,8 +123,8 @@ def test_rows_of_another_source(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.remedy(Remedy.LOOK_AT_DISK)
-def test_a_disk_that_does_not_sync(two_batches: SparkFiles) -> None:
-    """The error's own text says what to look for."""
+def test_disk_without_sync(two_batches: SparkFiles) -> None:
+    """The message contains the operating system's error."""
 
     def broken(path: Path) -> None:
         raise OSError(5, "Input/output error", str(path))
@@ -140,7 +140,7 @@ def test_a_disk_that_does_not_sync(two_batches: SparkFiles) -> None:
 
 @pytest.mark.remedy(Remedy.PUT_FILE_BACK, Remedy.FORGET_SINK)
 @pytest.mark.parametrize("has_copy", [True, False])
-def test_a_damaged_file(
+def test_damaged_checkpoint_file(
     running: Services, chance: random.Random, new_query: Started, tmp_path: Path, has_copy: bool
 ) -> None:
     query = new_query(running, chance, batches=4, with_kafka=False)
@@ -163,14 +163,14 @@ def test_a_damaged_file(
 
 
 class Remote(LocalCheckpoint):
-    """A checkpoint on storage that renames nothing by itself, as one that is not on this machine."""
+    """A checkpoint on remote storage, where no file can be renamed."""
 
     set_aside = Checkpoint.set_aside
 
 
 @pytest.mark.remedy(Remedy.RESTORE_FILE)
 @pytest.mark.parametrize("is_deleted", [True, False])
-def test_a_torn_file_elsewhere(two_batches: SparkFiles, tmp_path: Path, is_deleted: bool) -> None:
+def test_torn_file_on_remote_storage(two_batches: SparkFiles, tmp_path: Path, is_deleted: bool) -> None:
     path = two_batches.directory / "offsets" / "1"
     shutil.copy(path, tmp_path / "copy")
     held = proof_of(LocalCheckpoint(two_batches.directory).batch(0, plan="p", plan_version=1), "counts", None)
@@ -187,11 +187,11 @@ def test_a_torn_file_elsewhere(two_batches: SparkFiles, tmp_path: Path, is_delet
     assert checkpoint.newest_batch("offsets") == (0 if is_deleted else 1)
 
 
-# Who uses it
+# Checkpoints in use
 
 
 @pytest.mark.remedy(Remedy.CLOSE_SINK, Remedy.OTHER_NAME, Remedy.CHECKPOINT_OF_ITS_OWN, Remedy.STOP_QUERY)
-def test_a_checkpoint_in_use(
+def test_checkpoint_in_use(
     spark: SparkSession, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = take_lock(spark, checkpoint, "a")
@@ -212,7 +212,7 @@ def test_a_checkpoint_in_use(
     take_lock(spark, checkpoint, "a").release()
 
 
-# Sinks of one's own
+# Users' own sinks
 
 
 @pytest.mark.remedy(Remedy.START_OVER, Remedy.START_OVER_AFTER_LOSS)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint that do not parse: what a power cut explains is set aside, anything else stops the query."""
+"""Unreadable checkpoint files: those torn by a power cut are set aside, any other stops the query."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,20 +27,20 @@ def tear(path: Path, kind: str = "NUL bytes") -> None:
 
 
 def proof(files: SparkFiles, number: int) -> Proof:
-    """What a sink holds after batch `number`."""
+    """Return the proof that a sink holds after batch `number`."""
     batch = LocalCheckpoint(files.directory).batch(number, plan="p", plan_version=1)
     return proof_of(batch, "counts", None)
 
 
-def after_restart(files: SparkFiles, found: Proof | None) -> LocalCheckpoint:
+def after_restart(files: SparkFiles, held: Proof | None) -> LocalCheckpoint:
     checkpoint = LocalCheckpoint(files.directory)
-    set_aside(checkpoint, torn_files(checkpoint), found)
+    set_aside(checkpoint, torn_files(checkpoint), held)
     return checkpoint
 
 
 @pytest.fixture
 def two_batches(files: SparkFiles) -> SparkFiles:
-    """Batch 0 is finished and batch 1 planned."""
+    """Return a checkpoint in which batch 0 is finished and batch 1 is planned."""
     files.plan(0, {"clicks": {"0": 5}})
     files.commit(0)
     files.plan(1, {"clicks": {"0": 6}})
@@ -65,7 +65,7 @@ def test_torn_commit_is_written_again(two_batches: SparkFiles, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_torn_metadata_takes_plan_of_batch_0(files: SparkFiles, kind: str) -> None:
+def test_torn_metadata_discards_plan_of_batch_0(files: SparkFiles, kind: str) -> None:
     files.plan(0, {"clicks": {"0": 5}})
     tear(files.directory / "metadata", kind)
     checkpoint = after_restart(files, None)
@@ -80,7 +80,7 @@ def test_metadata_and_plan_torn_together(files: SparkFiles) -> None:
     assert (checkpoint.names("offsets"), sorted(checkpoint.names(TORN))) == ([], ["metadata", "offsets-0"])
 
 
-def test_checksum_of_torn_file_goes(two_batches: SparkFiles) -> None:
+def test_checksum_of_torn_file_is_deleted(two_batches: SparkFiles) -> None:
     checksum = two_batches.directory / "offsets" / ".1.crc"
     checksum.write_bytes(b"crc")
     tear(two_batches.directory / "offsets" / "1")
@@ -90,15 +90,15 @@ def test_checksum_of_torn_file_goes(two_batches: SparkFiles) -> None:
 
 @pytest.mark.parametrize(("name", "held"), [("offsets/1", 1), ("commits/0", 1)])
 def test_file_under_a_written_batch_is_damaged(two_batches: SparkFiles, name: str, held: int) -> None:
-    found = proof(two_batches, held)
+    written = proof(two_batches, held)
     tear(two_batches.directory / name)
     before = sorted(two_batches.directory.rglob("*"))
     with pytest.raises(CheckpointUnreadable, match=f"{name} cannot be parsed.*NUL bytes.*'counts' has written batch 1"):
-        after_restart(two_batches, found)
+        after_restart(two_batches, written)
     assert sorted(two_batches.directory.rglob("*")) == before
 
 
-def test_a_begun_batch_counts_as_written(two_batches: SparkFiles) -> None:
+def test_partial_batch_counts_as_written(two_batches: SparkFiles) -> None:
     begun = replace(proof(two_batches, 1), complete=False)
     tear(two_batches.directory / "offsets" / "1")
     with pytest.raises(CheckpointUnreadable, match="has written batch 1"):
@@ -111,7 +111,7 @@ def test_file_under_a_finished_batch_is_damaged(two_batches: SparkFiles, name: s
     two_batches.plan(2, {"clicks": {"0": 7}})
     two_batches.plan(1, {"clicks": {"0": 6}})
     tear(two_batches.directory / name)
-    if name in ("offsets/0",):  # Spark reads the two newest files alone.
+    if name in ("offsets/0",):  # Spark reads only the two newest files.
         (two_batches.directory / "offsets" / "2").unlink()
     with pytest.raises(CheckpointUnreadable, match=f"{name} cannot be parsed.*batch 1 was finished since"):
         torn_files(LocalCheckpoint(two_batches.directory))
@@ -139,8 +139,8 @@ def test_power_cut_between_plan_and_sync(files: SparkFiles, tmp_path: Path) -> N
 # On Spark itself
 
 
-def written(job: Job, send: Send) -> None:
-    """Batch 1 has a and b, and batch 2 has c."""
+def run_two_batches(job: Job, send: Send) -> None:
+    """Run two batches: batch 1 has a and b, batch 2 has c."""
     send(["a", "b"])
     job.run(job.counted())
     send(["c"])
@@ -153,7 +153,7 @@ def newest(job: Job, folder: str) -> Path:
 
 
 def plan_one_more(job: Job) -> Path:
-    """The plan of the next batch, as Spark leaves it when the power goes before its first write."""
+    """Plan the next batch, as Spark does before its first write, and return the plan's file."""
     last = newest(job, "offsets")
     (job.checkpoint / "offsets" / str(int(last.name) + 1)).write_bytes(last.read_bytes())
     return newest(job, "offsets")
@@ -161,7 +161,7 @@ def plan_one_more(job: Job) -> Path:
 
 @pytest.mark.parametrize("kind", ["NUL bytes", "cut"])
 def test_spark_resumes_after_torn_offsets(job: Job, send: Send, kind: str) -> None:
-    written(job, send)
+    run_two_batches(job, send)
     tear(plan_one_more(job), kind)
     send(["d"])
     job.run(job.counted())
@@ -170,7 +170,7 @@ def test_spark_resumes_after_torn_offsets(job: Job, send: Send, kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["NUL bytes", "cut"])
 def test_spark_resumes_after_torn_commit(job: Job, send: Send, kind: str) -> None:
-    written(job, send)
+    run_two_batches(job, send)
     tear(newest(job, "commits"), kind)
     tear(plan_one_more(job), kind)
     send(["d"])
@@ -190,9 +190,9 @@ def test_spark_starts_after_torn_metadata(job: Job, send: Send) -> None:
 
 
 @pytest.mark.parametrize("name", ["offsets", "commits", "metadata"])
-def test_spark_is_not_started_on_damage(job: Job, send: Send, name: str) -> None:
+def test_damage_stops_the_query_before_spark(job: Job, send: Send, name: str) -> None:
     """The marker holds the batch that rests on the file."""
-    written(job, send)
+    run_two_batches(job, send)
     path = job.checkpoint / name if name == "metadata" else newest(job, name)
     if name == "commits":
         path = path.with_name(str(int(path.name) - 1))
@@ -205,8 +205,8 @@ def test_spark_is_not_started_on_damage(job: Job, send: Send, name: str) -> None
 
 
 def test_metadata_torn_beside_a_marker(job: Job, send: Send) -> None:
-    """A checkpoint that shows no finished batch, and counts that do."""
-    written(job, send)
+    """The checkpoint shows no finished batch, the marker does."""
+    run_two_batches(job, send)
     for folder in ("offsets", "commits"):
         for path in (job.checkpoint / folder).iterdir():
             path.unlink()

@@ -1,4 +1,4 @@
-"""The Kafka sink through many deaths: of real drivers at every named point, of tasks, and of epochs."""
+"""The Kafka sink in long runs: killed drivers and tasks, a large backlog, exhausted epochs."""
 
 import random
 from collections.abc import Callable
@@ -28,10 +28,10 @@ PHASES = {
         ["after EndTxn", "after reading the rows alone"],
     ],
 }
-"""Twenty deaths: one after the other where the second one needs the first."""
+"""Twenty deaths by phase; of two in one list, the second needs the first."""
 ONCE = ("opening", "alone")
 EPOCHS = 32_766
-"""The last epoch of a producer id; the coordinator gives a new id after it."""
+"""The last epoch of a producer id; after it the coordinator assigns a new id."""
 VALUE_BYTES = 1000
 IN_FLIGHT_MAX = 50_000
 
@@ -49,7 +49,7 @@ def test_twenty_drivers_killed_at_named_points(
     record_property: Callable[[str, object], None],
     seed: int,
 ) -> None:
-    """Real drivers are killed -9 with their JVM in each phase of the Kafka sink, each task's worker once, too."""
+    """Drivers are killed -9 with their JVM in each phase of the Kafka sink, and each task's worker once."""
     chance = random.Random(seed)
     copy = Copy(spark, bootstrap, topic, checkpoint)
     cluster.create_topic(topic, 2)
@@ -60,18 +60,18 @@ def test_twenty_drivers_killed_at_named_points(
         for point in points:
             copy.produce(count, count + 300)
             count += 300
-            # FindCoordinator is asked twice at a start, what else may come again once in each of some three batches.
+            # FindCoordinator is sent twice at a start; most other points come once in each of some three batches.
             die(copy, java_home, tmp_path, point, 1 if point.endswith(ONCE) else chance.randint(1, 2))
     copy.run()
     assert copy.by_key() == expected(count)
-    for phase, made in PHASES.items():
-        record_property(f"drivers killed in phase {phase}", sum(map(len, made)))
+    for phase, deaths in PHASES.items():
+        record_property(f"drivers killed in phase {phase}", sum(map(len, deaths)))
     record_property("seeds", str(seed))
-    record_property("records, each once and in order", count)
+    record_property("records, each written once and in order", count)
 
 
 def produce_noise(bootstrap: str, topic: str, count: int) -> None:
-    """Keys in turn; values of VALUE_BYTES that no codec makes smaller, and before them their number in ten digits."""
+    """Produce `count` records: keys in turn, values of a number in ten digits and VALUE_BYTES incompressible bytes."""
     chance = random.Random(11)
     noise = chance.randbytes(8 * 1024 * 1024)
     producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "linger.ms": 50})
@@ -94,7 +94,7 @@ def test_backlog_of_ten_budgets_drains(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """A backlog of ten times what the driver holds by default is one batch and one transaction, pulled in pieces."""
+    """A backlog of ten times the driver's memory budget is written in one transaction, pulled in pieces."""
     copy = Copy(spark, bootstrap, topic, checkpoint)
     cluster.create_topic(topic, 2)
     cluster.create_topic(copy.target, 3)
@@ -103,21 +103,22 @@ def test_backlog_of_ten_budgets_drains(
     pulls = noted_pulls(monkeypatch)
     copy.run(seconds=600)
     assert sum(pulls) > 10 * DRIVER_BYTES >= 10 * max(pulls)
-    found: dict[bytes, list[int]] = {}
+    numbers: dict[bytes, list[int]] = {}
     for records in written(bootstrap, copy.target).values():
         for record in records:
             assert record.key is not None and record.value is not None
-            found.setdefault(record.key, []).append(int(record.value[:10]))
-    assert found == expected(count)
-    # Batch 0 is the empty one with which a query begins; Spark made one batch of all the rest.
+            numbers.setdefault(record.key, []).append(int(record.value[:10]))
+    assert numbers == expected(count)
+    # Batch 0, the first of every query, is empty; Spark planned the rest as one batch.
     assert sum(offsets_of(checkpoint, 1)[topic].values()) == count
     record_property("records", count)
-    record_property("MiB, in one transaction", sum(pulls) // 1024**2)
-    record_property("at most MiB in one pull", max(pulls) // 1024**2)
+    record_property("MiB in one transaction", sum(pulls) // 1024**2)
+    record_property("MiB in the largest pull", max(pulls) // 1024**2)
 
 
 @pytest.mark.timeout(3000)
 def test_query_continues_after_epochs_run_out(bootstrap: str, topic: str) -> None:
+    """The query continues with a new producer id when the epochs of the old one are exhausted."""
     make_topics(bootstrap, topic)
     driver = Driver(bootstrap, topic)
     driver.write(0)
@@ -130,5 +131,5 @@ def test_query_continues_after_epochs_run_out(bootstrap: str, topic: str) -> Non
     expect(bootstrap, topic, 11)
     following, _ = admin.fence_producer(driver.location.name)
     assert following != producer_id
-    print(f"producer {producer_id} ended at epoch {EPOCHS}, {following} came next; 11 batches, each there once")
+    print(f"producer {producer_id} ended at epoch {EPOCHS}, the next id was {following}; 11 batches, each written once")
     driver.close()

@@ -1,4 +1,4 @@
-"""The modes without transaction: what each code and each lost answer leaves in the topic."""
+"""The modes without a transaction: the topic after error codes and lost responses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def through(proxy: ResponseProxy) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_at_least_once_is_ordered_within_an_attempt(
+def test_at_least_once_keeps_order_per_attempt(
     proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str
 ) -> None:
     faults = [7, LOST, 19, DROPPED, None, LOST]
@@ -46,12 +46,12 @@ def test_at_least_once_repeats_an_ended_attempt(
 ) -> None:
     proxy.faults = [*[(apis.PRODUCE, None)] * 3, (apis.PRODUCE, 59)]
     AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1)))
-    found = visible(bootstrap, topic)
-    assert {partition: set(held) for partition, held in found.items()} == {
+    records = visible(bootstrap, topic)
+    assert {partition: set(held) for partition, held in records.items()} == {
         partition: set(held) for partition, held in values_of(1).items()
     }
-    # What came before the end is there twice.
-    assert len(found[0]) > len(values_of(1)[0])
+    # The records sent before the attempt ended are there twice.
+    assert len(records[0]) > len(values_of(1)[0])
     proxy.faults = [(apis.PRODUCE, 45)] * 5
     with pytest.raises(SinkStopped, match="in 5 attempts"):
         AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(2)))
@@ -66,18 +66,20 @@ def test_at_least_once_stops_at_fatal_codes(api_key: int, proxy: ResponseProxy, 
 
 def test_none_sends_once_and_counts_losses(proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str) -> None:
     assert write_once(through, Rows(topic, values_of(1)), SETTINGS) == 0
-    # The leader alone acknowledges, and before it has synced what nobody reads until then.
+    # With acks=1 the leader responds before its sync; until then consumers cannot read the records.
     eventually(lambda: visible(bootstrap, topic) == values_of(1))
     assert visible(bootstrap, topic) == values_of(1)
     proxy.faults = [(apis.PRODUCE, 7), (apis.PRODUCE, None), (apis.PRODUCE, 45)]
     lost = write_once(through, Rows(topic, values_of(2)), SETTINGS)
     eventually(lambda: sum(map(len, visible(bootstrap, topic).values())) >= 60 - lost)
-    found = visible(bootstrap, topic)
+    records = visible(bootstrap, topic)
     assert lost > 0
-    assert sum(map(len, found.values())) == 60 - lost
+    assert sum(map(len, records.values())) == 60 - lost
     for partition, held in values_of(2).items():
         rest = iter(held)
-        assert all(value in rest for value in found[partition][len(values_of(1)[partition]) :]), "in order, none twice"
+        assert all(value in rest for value in records[partition][len(values_of(1)[partition]) :]), (
+            "in order, none twice"
+        )
     proxy.faults = [(apis.PRODUCE, 29)]
     with pytest.raises(SinkStopped, match=r"topic_authorization_failed \(29\)"):
         write_once(through, Rows(topic, values_of(3)), SETTINGS)

@@ -1,6 +1,6 @@
-"""What the messages of the Kafka sink say to do, done: each stops the query, and what it says brings it on.
+"""The remedies in messages of the Kafka sink, carried out: each message stops the query, its remedy lets it continue.
 
-Our broker has no access lists: where a user lacks a right, the proxy refuses in the broker's place.
+Our broker has no access control, so a proxy sends its authorization errors.
 """
 
 import json
@@ -62,16 +62,16 @@ def call(*words: str) -> str:
 
 @pytest.fixture
 def topic() -> str:
-    """Named as a sink's marker is after its query and itself."""
+    """Return a topic named like a sink's marker: query id and sink name."""
     return f"{uuid.uuid4()}-kafka"
 
 
 def batch_shown(bootstrap: str, topic: str) -> int:
-    """The batch that `onceflow sink show kafka` tells of."""
+    """Return the batch that `onceflow sink show kafka` shows."""
     query = topic.removesuffix("-kafka")
     where = ["--bootstrap", bootstrap, "--marker-topic", MARKER_TOPIC, "--query", query]
-    (found,) = json.loads(call("sink", "show", "kafka", *where, "--json"))["sinks"]
-    return int(found["in_record"]["batch"])
+    (sink,) = json.loads(call("sink", "show", "kafka", *where, "--json"))["sinks"]
+    return int(sink["in_record"]["batch"])
 
 
 # One query at a time
@@ -102,7 +102,7 @@ def test_two_drivers(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
 
 
 @pytest.mark.remedy(Remedy.ABORT_TRANSACTION)
-def test_an_open_transaction_of_another_sink(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_open_transaction_of_another_sink(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     new_driver().write(0)
     other = TransactionalProducer(bootstrap, f"{topic}-other")
     other.begin()
@@ -125,7 +125,7 @@ def test_an_open_transaction_of_another_sink(new_driver: NewDriver, bootstrap: s
 
 
 @pytest.mark.remedy(Remedy.ACCEPT_PARTITIONS, Remedy.OTHER_TOPIC)
-def test_an_output_with_more_partitions(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_output_with_more_partitions(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
     driver.write(1)
@@ -140,7 +140,7 @@ def test_an_output_with_more_partitions(new_driver: NewDriver, bootstrap: str, t
 
 
 @pytest.mark.remedy(Remedy.COMPACT_MARKERS)
-def test_a_marker_topic_that_forgets(cluster: Cluster, bootstrap: str, topic: str) -> None:
+def test_marker_topic_without_compaction(cluster: Cluster, bootstrap: str, topic: str) -> None:
     cluster.create_topic(topic, 1)
     with pytest.raises(SinkStopped) as raised:
         kafka_marker._marker_partitions(cluster, topic)
@@ -150,7 +150,7 @@ def test_a_marker_topic_that_forgets(cluster: Cluster, bootstrap: str, topic: st
 
 
 @pytest.mark.remedy(Remedy.SHORTER_MARKER)
-def test_a_marker_that_is_too_long(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_marker_too_long(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     class ManyTopics(Rows):
         def partition_counts(self) -> dict[str, int]:
             return {f"{self.topic}-{number}": 1 for number in range(200)}
@@ -166,7 +166,7 @@ def test_a_marker_that_is_too_long(new_driver: NewDriver, bootstrap: str, topic:
 
 
 @pytest.mark.remedy(Remedy.PUT_BACK_TOGETHER)
-def test_foreign_record(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_overwritten_marker_record(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
     place = driver.location
@@ -217,7 +217,7 @@ def lose_checkpoint(query: Query) -> None:
 
 @pytest.mark.remedy(Remedy.PUT_BACK, Remedy.FORGET_AND_EMPTY, Remedy.OTHER_SINK_NAME)
 @pytest.mark.parametrize("remedy", ["put back", "forget", "other name"])
-def test_a_lost_checkpoint(
+def test_lost_checkpoint(
     running: Services, chance: random.Random, new_query: Started, tmp_path: Path, remedy: str
 ) -> None:
     query = new_query(running, chance, batches=3, with_redis=False)
@@ -239,7 +239,7 @@ def test_a_lost_checkpoint(
     else:
         query.kafka_sink = lambda: sink_of_another_name(query)  # type: ignore[method-assign]
     query.run(3)
-    if remedy == "other name":  # What both have written is there.
+    if remedy == "other name":  # The topic has the rows of both.
         rows = {partition: (0, end) for partition, end in query.ends(query.committed).items()}
         assert sorted(query.written()) == sorted([*before, *(row_of(*place) for place in places(rows))])
     else:
@@ -254,7 +254,7 @@ def sink_of_another_name(query: Query) -> KafkaSink:
 
 
 def empty(query: Query) -> None:
-    """Give the query an output without records: its topic, made again."""
+    """Delete and recreate the query's output topic."""
     with Cluster(query.services.broker.bootstrap) as cluster:
         partitions = len(cluster.require_topic(query.target).partitions)
         cluster.delete_topic(query.target)
@@ -289,7 +289,7 @@ def test_writing_again(
 
 
 @pytest.mark.remedy(Remedy.FIX_CAUSE, Remedy.START_AGAIN)
-def test_what_ends_every_attempt(new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str) -> None:
+def test_failure_in_every_attempt(new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
     proxy.faults = [(apis.PRODUCE, 48)] * 5
@@ -303,7 +303,7 @@ def test_what_ends_every_attempt(new_driver: NewDriver, proxy: ResponseProxy, bo
 
 
 @pytest.mark.remedy(Remedy.LOOK_AT_BROKER_LOG)
-def test_a_broker_that_is_away(tmp_path: Path, topic: str) -> None:
+def test_unreachable_broker(tmp_path: Path, topic: str) -> None:
     with BrokerProcess(tmp_path / "broker") as running:
         make_topics(running.bootstrap, topic)
         driver = Driver(running.bootstrap, topic, settings={"retry_timeout_ms": 100}, timeout_ms=500)
@@ -322,7 +322,7 @@ def test_a_broker_that_is_away(tmp_path: Path, topic: str) -> None:
 
 
 @pytest.mark.remedy(Remedy.TRY_AGAIN)
-def test_no_producer_ids_for_a_while(proxy: ResponseProxy, bootstrap: str, topic: str) -> None:
+def test_producer_ids_temporarily_unavailable(proxy: ResponseProxy, bootstrap: str, topic: str) -> None:
     make_topics(bootstrap, topic)
     with Cluster(proxy.bootstrap, timeout_ms=200) as through:
         proxy.faults = [(apis.INIT_PRODUCER_ID, 14)] * 100
@@ -342,10 +342,8 @@ def expect_values(bootstrap: str, topic: str) -> None:
 
 
 @pytest.mark.remedy(Remedy.NEWER_KAFKA)
-def test_a_broker_that_is_too_old(
-    new_driver: NewDriver, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ours serves what is needed; for a moment its client does not believe it."""
+def test_broker_too_old(new_driver: NewDriver, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our broker serves the needed versions; the patched client reports that it does not."""
     with monkeypatch.context() as old:
         old.setattr(Connection, "serves", lambda *_arguments: False)
         with pytest.raises(SinkStopped) as raised:
@@ -364,7 +362,7 @@ def test_a_broker_that_is_too_old(
     ],
     ids=["topic", "group", "transactional id"],
 )
-def test_a_user_who_lacks_a_right(
+def test_user_without_a_right(
     new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str, code: int, api_key: int, remedy: Remedy
 ) -> None:
     proxy.faults = [(api_key, code)]
@@ -377,14 +375,14 @@ def test_a_user_who_lacks_a_right(
 
 @pytest.fixture
 def broker_with(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A broker with these settings, started again on the same data where it is called again."""
+    """Return a function that starts a broker with these settings, or restarts it on the same data."""
     made: list[Broker] = []
 
     def start(**settings: Any) -> str:
         for broker in made:
             broker.stop()
         made[:] = [
-            Broker(tmp_path / "broker", settings={name.replace("_", "."): each for name, each in settings.items()})
+            Broker(tmp_path / "broker", settings={name.replace("_", "."): value for name, value in settings.items()})
         ]
         return made[0].start().bootstrap_servers
 
@@ -403,7 +401,7 @@ def write_at(bootstrap: str, topic: str, number: int, rows: Rows | None = None, 
 
 @pytest.mark.remedy(Remedy.LOWER_TIMEOUT, Remedy.RAISE_MAX_TIMEOUT)
 @pytest.mark.parametrize("is_raised", [False, True], ids=["lower", "raise"])
-def test_a_timeout_beyond_the_brokers(broker_with: Callable[..., str], topic: str, is_raised: bool) -> None:
+def test_timeout_above_the_brokers_maximum(broker_with: Callable[..., str], topic: str, is_raised: bool) -> None:
     bootstrap = broker_with(transaction_max_timeout_ms=20_000)
     make_topics(bootstrap, topic)
     with pytest.raises(SinkStopped) as raised:
@@ -417,7 +415,7 @@ def test_a_timeout_beyond_the_brokers(broker_with: Callable[..., str], topic: st
 
 
 @pytest.mark.remedy(Remedy.RAISE_SETTING)
-def test_metadata_of_offsets_that_is_too_short(broker_with: Callable[..., str], topic: str) -> None:
+def test_offset_metadata_limit_too_small(broker_with: Callable[..., str], topic: str) -> None:
     bootstrap = broker_with(offset_metadata_max_bytes=100)
     make_topics(bootstrap, topic)
     with pytest.raises(SinkStopped) as raised:
@@ -451,13 +449,13 @@ def test_segments_smaller_than_a_batch(new_driver: NewDriver, bootstrap: str, to
 
 
 @pytest.mark.remedy(Remedy.LONGER_TRANSACTION)
-def test_a_transaction_that_takes_longer(tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_transaction_longer_than_its_timeout(tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture) -> None:
     option = "--transaction-abort-timed-out-transaction-cleanup-interval-ms"
     with BrokerProcess(tmp_path / "broker", 0, option, "50") as running:
         make_topics(running.bootstrap, topic)
 
         def written(number: int, timeout_ms: int) -> int:
-            """Write a batch that waits until a short transaction is over; return how often it was pulled."""
+            """Write a batch that waits until a short transaction has timed out; return the number of pulls."""
             settings = {"transaction_timeout_ms": timeout_ms}
             driver = Driver(running.bootstrap, topic, owner=f"owner-{number}", settings=settings)
             admin = Admin(driver.cluster)

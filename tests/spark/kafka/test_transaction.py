@@ -1,4 +1,4 @@
-"""The driver's transaction without Spark: each step's codes, each lost answer, a death at each named point."""
+"""The driver's transaction without Spark: error codes, lost responses and deaths at every step."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def test_next_driver_continues_after_any_death(point: str, new_driver: NewDriver
     new_driver().write(0)
     visit = 0
     for number in range(1, 4):
-        # Each time at a later visit of the point: later answers of one step are other states of the transaction.
+        # The driver dies at a later visit each time: a step's later visits are other states of the transaction.
         visit += 1
         dying = new_driver(owner=f"dying-{number}", dies_at=(point, visit))
         try:
@@ -98,8 +98,8 @@ def test_next_driver_continues_after_any_death(point: str, new_driver: NewDriver
     expect(bootstrap, topic, 5)
 
 
-def attempts_more(caplog: pytest.LogCaptureFixture) -> int:
-    """How many attempts were made beyond the first of each batch."""
+def further_attempts(caplog: pytest.LogCaptureFixture) -> int:
+    """Return the number of attempts after the first of each batch."""
     return sum("; retrying: " in message for message in caplog.messages)
 
 
@@ -107,7 +107,7 @@ every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step.na
 
 
 @every_step
-def test_codes_that_pass_are_waited_out(
+def test_temporary_codes_are_retried(
     step: Step,
     new_driver: NewDriver,
     proxy: ResponseProxy,
@@ -123,7 +123,7 @@ def test_codes_that_pass_are_waited_out(
         proxy.faults = [(step.api_key, code), (step.api_key, code)]
         driver.write(number)
         assert proxy.faults == []
-    assert attempts_more(caplog) == 0
+    assert further_attempts(caplog) == 0
     expect(bootstrap, topic, len(step.retry) + 1)
 
 
@@ -145,7 +145,7 @@ def test_codes_that_end_the_attempt(
                 driver.write(number)
             driver = new_driver(proxy.bootstrap, owner=f"owner-{number}")
         driver.write(number)
-    assert attempts_more(caplog) == len(step.end_attempt - kafka_steps.FENCED)
+    assert further_attempts(caplog) == len(step.end_attempt - kafka_steps.FENCED)
     expect(bootstrap, topic, len(step.end_attempt) + 1)
 
 
@@ -190,7 +190,9 @@ def test_lasting_retriable_codes_stop_the_query(
     expect(bootstrap, topic, 1)
 
 
-def test_the_sixth_attempt_is_not_made(new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str) -> None:
+def test_query_stops_after_five_attempts(
+    new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
+) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
     proxy.faults = [(apis.PRODUCE, 48)] * 5
@@ -202,15 +204,15 @@ def test_the_sixth_attempt_is_not_made(new_driver: NewDriver, proxy: ResponsePro
     expect(bootstrap, topic, 2)
 
 
-def test_first_batch_of_a_partition_is_sent_alone(
+def test_first_batch_of_partition_is_sent_alone(
     new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
 ) -> None:
     driver = new_driver(proxy.bootstrap)
     driver.write(0)
     proxy.produced.clear()
-    # The first batch is refused: were the second sent already, the leader would take it as the first.
+    # The first batch is refused. If the second were already sent, the leader would accept it as the first.
     proxy.faults = [(apis.PRODUCE, 7)]
-    # It comes once more, and those behind it do not wait for each other.
+    # It is sent again, and the batches after it do not wait for each other.
     proxy.holds = 3
     driver.write(1, Rows(topic, values_of(1), blobs_per_pull=100))
     expect(bootstrap, topic, 2)
@@ -226,18 +228,18 @@ def test_batches_after_a_refused_one_are_resent(
     driver.write(0)
     for number in range(1, 7):
         spared: list[tuple[int, int | None]] = [(apis.PRODUCE, None)] * (1 + number // 2)
-        behind: list[tuple[int, int | None]] = [(apis.PRODUCE, LOST)] if number % 2 else []
-        proxy.faults = [*spared, (apis.PRODUCE, 19), *behind]
+        following: list[tuple[int, int | None]] = [(apis.PRODUCE, LOST)] if number % 2 else []
+        proxy.faults = [*spared, (apis.PRODUCE, 19), *following]
         driver.write(number, Rows(topic, values_of(number), blobs_per_pull=100))
         assert proxy.faults == []
-    assert attempts_more(caplog) == 0
+    assert further_attempts(caplog) == 0
     expect(bootstrap, topic, 7)
 
 
 def test_timed_out_transaction_is_repeated(
     new_driver: NewDriver, proxy: ResponseProxy, bootstrap: str, topic: str
 ) -> None:
-    """Told by the driver's own clock, which is moved on here; the broker answers as after a time-out."""
+    """The driver detects the time-out by its own clock, which the test advances; the proxy sends the error code."""
     now = [0.0]
     driver = new_driver(proxy.bootstrap, settings={"clock": lambda: now[0], "transaction_timeout_ms": 30_000})
     driver.write(0)
@@ -254,7 +256,7 @@ def test_timed_out_transaction_is_repeated(
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[str]:
-    """A broker that looks for transactions past their time all the time; Apache Kafka looks every ten seconds."""
+    """Start a broker that checks for timed-out transactions every 50 ms; Apache Kafka does so every ten seconds."""
     option = "--transaction-abort-timed-out-transaction-cleanup-interval-ms"
     with BrokerProcess(tmp_path / "broker", 0, option, "50") as running:
         yield running.bootstrap
@@ -265,15 +267,15 @@ def test_transaction_aborted_by_broker_is_repeated(impatient: str, topic: str) -
     driver = Driver(impatient, topic, settings={"transaction_timeout_ms": 300})
     admin = Admin(driver.cluster)
 
-    def given_up(number: int) -> None:
-        # The first attempt alone waits until the coordinator has ended it.
+    def wait_for_abort(number: int) -> None:
+        # Only the first attempt waits until the coordinator has aborted it.
         if number == 1 and rows.pulls == 2:
             eventually(lambda: admin.describe_transaction(driver.location.name).state != "Ongoing", 30)
 
     driver.write(0)
-    rows = Rows(topic, values_of(1), between=given_up)
+    rows = Rows(topic, values_of(1), between=wait_for_abort)
     driver.write(1, rows)
-    # Two before the end and two of another attempt at least: on a slow machine that one may be late as well.
+    # At least two pulls per attempt; on a slow machine the second attempt may time out, too.
     assert rows.pulls >= 4
     expect(impatient, topic, 2)
     driver.close()
@@ -332,7 +334,7 @@ def test_transaction_is_aborted_if_unpersist_fails(
 ) -> None:
     class Stubborn(Rows):
         def close(self) -> None:
-            raise ConnectionError("Spark is away")
+            raise ConnectionError("Spark has ended")
 
         def blobs(self) -> Iterator[Sequence[Blob]]:
             yield from super().blobs()
@@ -344,12 +346,12 @@ def test_transaction_is_aborted_if_unpersist_fails(
         driver.write(1, Stubborn(topic, values_of(1)))
     with Cluster(bootstrap) as cluster:
         assert driver.location.name not in {
-            each.transactional_id for each in Admin(cluster).list_transactions(states=["Ongoing"])
+            transaction.transactional_id for transaction in Admin(cluster).list_transactions(states=["Ongoing"])
         }
-    assert "Spark is away" in caplog.text
+    assert "Spark has ended" in caplog.text
 
 
-def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_second_driver_fences_the_first(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     first = new_driver()
     first.write(0)
     second = new_driver(owner="owner-2")
@@ -357,7 +359,7 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
     def overtaken(number: int) -> None:
         if number == 1:
             second.write(1)
-            # Where Kafka has still to write the marker, it knows nothing of the newer epoch there.
+            # A partition knows the newer epoch only after Kafka has written the transaction's marker there.
             expect(bootstrap, topic, 2)
 
     with pytest.raises(
@@ -373,7 +375,7 @@ def test_a_second_driver_ends_the_first(new_driver: NewDriver, bootstrap: str, t
 
 
 def test_transaction_aborted_from_outside(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
-    """No other driver runs: the message names the abort too, and the next start writes the batch."""
+    """No other driver runs: the message also names the abort, and the next start writes the batch."""
     driver = new_driver()
     driver.write(0)
 
@@ -382,8 +384,8 @@ def test_transaction_aborted_from_outside(new_driver: NewDriver, bootstrap: str,
             arguments = ["transaction", "abort", driver.location.name, "--yes", "--bootstrap", bootstrap]
             assert CliRunner().invoke(onceflow, arguments).exit_code == 0
 
-    said = r"was fenced .*or it was aborted by 'onceflow transaction abort'.*restart the query"
-    with pytest.raises(SinkStopped, match=said):
+    fenced = r"was fenced .*or it was aborted by 'onceflow transaction abort'.*restart the query"
+    with pytest.raises(SinkStopped, match=fenced):
         driver.write(1, Rows(topic, values_of(1), between=abort))
     assert new_driver().write(1)
     expect(bootstrap, topic, 2)
@@ -397,7 +399,7 @@ def test_more_partitions_are_refused_until_accepted(new_driver: NewDriver, boots
     with pytest.raises(SinkStopped, match=rf"had 3 partitions .* has 8 now.*accept_partitions={{'{topic}': 8}}"):
         driver.write(2, grown)
     new_driver(owner="owner-2", accepted={topic: 8}).write(2, grown)
-    # From then on it is the new count.
+    # The new count is now the expected one.
     with pytest.raises(SinkStopped, match=r"had 8 partitions .* has 3 now"):
         new_driver(owner="owner-3").write(3)
     expect(bootstrap, topic, 3)
@@ -419,14 +421,14 @@ def test_mismatched_marker_stops_the_query(new_driver: NewDriver, topic: str) ->
         "ends batch 2 of in-0 at offset 60 and the checkpoint begins batch 3 at 61": batch(3, begin=61),
         "is of plan 'plan' and this job is 'other'": batch(3, plan="other"),
     }
-    for sentence, refused in refusals.items():
-        with pytest.raises(SinkStopped, match=sentence):
+    for message, refused in refusals.items():
+        with pytest.raises(SinkStopped, match=message):
             driver.write(refused.number, of=refused)
     assert not driver.write(2, of=batch(2, version=2))
     assert driver.write(3, of=batch(3, version=2))
 
 
-def test_the_record_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_marker_record_alone_is_sufficient(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     driver.write(0)
     driver.write(1)
@@ -438,7 +440,7 @@ def test_the_record_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic
     expect(bootstrap, topic, 3)
 
 
-def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_group_offset_alone_is_sufficient(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     forgetting = f"{topic}-markers"
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(forgetting, 1)
@@ -452,7 +454,7 @@ def test_the_group_alone_is_enough(new_driver: NewDriver, bootstrap: str, topic:
     assert not following.write(1)
     following.write(2)
     expect(bootstrap, topic, 3)
-    # Where it began is not known any more, and nobody makes it up.
+    # The query's first offsets are no longer known.
     assert following.target.last is not None and following.target.last.since is None
 
 
@@ -463,7 +465,7 @@ def test_record_after_an_open_transaction_is_read(new_driver: NewDriver, bootstr
         other.begin()
         other.send(MARKER_TOPIC, b"open", b"other key", partition=0)
         other.flush()
-        # Batch 1 is in the group's offset, and in a record that nobody can read yet; that of batch 0 can be read.
+        # The group's offset holds batch 1; of the marker's records, only that of batch 0 can be read yet.
         driver.write(1)
         following = new_driver(owner="owner-2")
         assert not following.write(1)
@@ -482,10 +484,10 @@ def test_sibling_after_an_open_transaction_is_detected(new_driver: NewDriver, bo
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(markers, 2, configs={"cleanup.policy": "compact"})
 
-    def write_anew(**options: object) -> None:
+    def write_as_new_query(**options: object) -> None:
         driver = new_driver(owner="owner-2", marker_topic=markers, **options)
-        driver.location = replace(driver.location, name=f"{driver.location.name}-anew", partition=1)
-        driver.write(0, of=replace(batch(0), query="query-anew"))
+        driver.location = replace(driver.location, name=f"{driver.location.name}-new", partition=1)
+        driver.write(0, of=replace(batch(0), query="query-new"))
 
     with TransactionalProducer(bootstrap, f"{topic}-other") as other:
 
@@ -497,11 +499,11 @@ def test_sibling_after_an_open_transaction_is_detected(new_driver: NewDriver, bo
 
         new_driver(marker_topic=markers, settings={"at": begin_other}).write(0)
         with pytest.raises(SinkStopped, match=rf"markers in {markers}-0 cannot be read from offset 0"):
-            write_anew(settings={"retry_timeout_ms": 100})
+            write_as_new_query(settings={"retry_timeout_ms": 100})
         other.abort()
     may_hold = rf"{topic} may hold what sink 'kafka' of query {QUERY} wrote, up to batch 0, .* if it holds records"
     with pytest.raises(SinkStopped, match=may_hold):
-        write_anew()
+        write_as_new_query()
 
 
 def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
@@ -509,37 +511,37 @@ def test_copies_that_differ_stop_the_query(new_driver: NewDriver, bootstrap: str
     driver.write(0)
     place = driver.location
     eventually(lambda: place.read_record(driver.cluster) is not None)
-    found = place.read_record(driver.cluster)
-    assert found is not None
+    older = place.read_record(driver.cluster)
+    assert older is not None
     driver.write(1)
     with TransactionalProducer(bootstrap, f"{topic}-other") as producer:
         producer.begin()
-        producer.send(MARKER_TOPIC, found.value(), place.name.encode(), partition=0)
+        producer.send(MARKER_TOPIC, older.value(), place.name.encode(), partition=0)
         producer.commit()
-    eventually(lambda: place.read_record(driver.cluster) == found)
+    eventually(lambda: place.read_record(driver.cluster) == older)
     with pytest.raises(SinkStopped, match=r"is of batch 1 .* and the record of batch 0"):
         new_driver(owner="owner-2").write(2)
 
 
-def test_an_empty_batch_writes_its_marker_alone(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
+def test_empty_batch_writes_only_its_marker(new_driver: NewDriver, bootstrap: str, topic: str) -> None:
     driver = new_driver()
     for number in range(3):
         driver.write(number, Rows(topic, {}))
     assert visible(bootstrap, topic) == {0: [], 1: [], 2: []}
     eventually(lambda: driver.location.read_record(driver.cluster) == driver.target.last)
-    found = driver.location.read_record(driver.cluster)
-    assert found is not None and found.batch == 2
-    assert (found.since, found.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})
+    record = driver.location.read_record(driver.cluster)
+    assert record is not None and record.batch == 2
+    assert (record.since, record.offsets) == ({"in": {"0": 0}}, {"in": {"0": 60}})
 
 
 def test_accepted_losses_are_kept_in_the_record(new_driver: NewDriver) -> None:
-    """The next batches keep them, also where another start has read the marker."""
+    """Later batches keep them, also after another start has read the marker."""
     loss = AcceptedLoss("trimmed", "in", 0, 0, 5, batch=1, at_ms=17, option="accept_data_loss")
     driver = new_driver()
     driver.write(0)
     driver.write(1, of=replace(batch(1), accepted=(loss,)))
     following = new_driver(owner="owner-2")
     following.write(2)
-    found = following.target.recover(QUERY)
-    assert found is not None
-    assert (found.batch, found.losses) == (2, (loss,))
+    marker = following.target.recover(QUERY)
+    assert marker is not None
+    assert (marker.batch, marker.losses) == (2, (loss,))

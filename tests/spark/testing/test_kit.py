@@ -1,4 +1,4 @@
-"""The conformance kit: right sinks pass it, and each wrong one is caught by the name of the rule that it breaks."""
+"""The conformance kit passes correct sinks and names the rule that a wrong sink breaks."""
 
 import runpy
 import sys
@@ -29,20 +29,20 @@ def values_in(directory: Path) -> list[str]:
     return [value for table in parquet["read_table"](directory) for value in table["value"].to_pylist()]
 
 
-def test_a_right_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
+def test_correct_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     report = check_exactly_once(lambda: wrong.TableSink(path), lambda: wrong.values_in(path), spark=spark)
     assert len(report.points) > 10
     assert report.overtaken > 10 and report.losses >= 3
-    assert report.blocked > 0, "SQLite has one writer, so nobody overtakes a driver in the middle of its transaction"
+    assert report.blocked > 0, "SQLite has one writer, so no driver overtakes another within its transaction"
     assert any("after line" in point for point in report.points) and str(report).startswith("exactly once: ")
 
 
 BETWEEN_STEPS = [
     (wrong.RetryOutsideTheFence, Rule.NO_FENCE, "frozen after recover"),
-    (wrong.WritesToTheTableItself, Rule.VISIBLE, "died after write"),
-    (wrong.KeepsWhatWasStaged, Rule.REMAINS, "died after write"),
-    (wrong.AbortsTheCommitted, Rule.UNDONE, "CommitUnknown after commit"),
+    (wrong.WritesDirectlyToTheTable, Rule.VISIBLE, "died after write"),
+    (wrong.KeepsStagedRows, Rule.REMAINS, "died after write"),
+    (wrong.AbortsACommittedBatch, Rule.UNDONE, "CommitUnknown after commit"),
     (wrong.ForgetsTheProof, Rule.FORGOTTEN, "without any failure"),
     (wrong.MarksNoEmptyBatch, Rule.FORGOTTEN, "without any failure"),
     (wrong.KeepsALock, Rule.STOPPED, "after prepare"),
@@ -54,75 +54,76 @@ BETWEEN_LINES = [
     (wrong.CommitsRowByRow, Rule.VISIBLE, '(self.insert("data", [value])) of commit'),
 ]
 LATER_BETWEEN_LINES = [
-    (wrong.GoesOnAtTheRow, Rule.ORDER, '(self.insert("staged", [row.value])) of write'),
+    (wrong.ResumesAtTheRow, Rule.ORDER, '(self.insert("staged", [row.value])) of write'),
     (wrong.OwnerTakenTooLate, Rule.NO_FENCE, '(((text,),) = self.run("SELECT proof FROM marker")) of recover'),
 ]
 WRONG = [
-    *(pytest.param(*each, False, id=each[0].__name__) for each in BETWEEN_STEPS),
-    *(pytest.param(*each, True, id=each[0].__name__) for each in BETWEEN_LINES),
-    *(pytest.param(*each, True, id=each[0].__name__, marks=pytest.mark.campaign) for each in LATER_BETWEEN_LINES),
+    *(pytest.param(*case, False, id=case[0].__name__) for case in BETWEEN_STEPS),
+    *(pytest.param(*case, True, id=case[0].__name__) for case in BETWEEN_LINES),
+    *(pytest.param(*case, True, id=case[0].__name__, marks=pytest.mark.campaign) for case in LATER_BETWEEN_LINES),
 ]
 
 
-@pytest.mark.parametrize(("kind", "rule", "said", "lines"), WRONG)
-def test_a_wrong_sink_is_caught_by_name(
+@pytest.mark.parametrize(("kind", "rule", "event", "lines"), WRONG)
+def test_wrong_sink_breaks_its_rule(
     kind: type[wrong.TableSink],
     rule: Rule,
-    said: str,
+    event: str,
     lines: bool,
     spark: SparkSession,
     tmp_path: Path,
     record_property: RecordProperty,
 ) -> None:
-    told = failing(kind, spark, tmp_path / "table", lines=lines)
-    assert told.rule == rule
-    assert said in told.event
-    assert str(told).startswith(f"not exactly once, {rule}: ")
-    record_property("wrong sinks, each caught by name", 1)
+    """The conformance kit names the rule that each wrong sink breaks."""
+    error = failing(kind, spark, tmp_path / "table", lines=lines)
+    assert error.rule == rule
+    assert event in error.event
+    assert str(error).startswith(f"not exactly once, {rule}: ")
+    record_property("wrong sinks, each reported with its rule", 1)
 
 
 def failing(kind: type[wrong.TableSink], spark: SparkSession, path: Path, *, lines: bool = False) -> NotExactlyOnce:
-    with pytest.raises(NotExactlyOnce) as told:
+    with pytest.raises(NotExactlyOnce) as raised:
         check_exactly_once(
             lambda: kind(path), lambda: wrong.values_in(path), spark=spark, lines=lines, visible_within_ms=0
         )
-    return told.value
+    return raised.value
 
 
 @pytest.mark.parametrize(
-    ("kind", "rule"), [(wrong.OnlyTheNumber, Rule.OTHER_BATCH), (wrong.ReadsNoSkippedRows, Rule.NOT_CONSUMED)]
+    ("kind", "rule"), [(wrong.ChecksOnlyTheNumber, Rule.OTHER_BATCH), (wrong.ReadsNoSkippedRows, Rule.NOT_CONSUMED)]
 )
-def test_a_wrong_function_is_caught_by_name(
-    kind: type[wrong.OnlyTheNumber], rule: Rule, spark: SparkSession, tmp_path: Path
+def test_wrong_function_breaks_its_rule(
+    kind: type[wrong.ChecksOnlyTheNumber], rule: Rule, spark: SparkSession, tmp_path: Path
 ) -> None:
     path = tmp_path / "table"
-    with pytest.raises(NotExactlyOnce) as told:
+    with pytest.raises(NotExactlyOnce) as raised:
         check_foreach_batch(lambda _: kind(path), lambda: wrong.values_in(path), spark=spark, visible_within_ms=0)
-    assert told.value.rule == rule
+    assert raised.value.rule == rule
 
 
-def test_an_error_by_chance_is_no_refusal(spark: SparkSession, tmp_path: Path) -> None:
+def test_unrelated_error_is_not_a_refusal(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     plans: dict[int, str] = {}
-    with pytest.raises(NotExactlyOnce, match="and ended by KeyError instead of a refusal") as told:
+    with pytest.raises(NotExactlyOnce, match="and ended by KeyError instead of a refusal") as raised:
         check_foreach_batch(
-            lambda checkpoint: wrong.FallsOverAnotherBatch(path, checkpoint, plans),
+            lambda checkpoint: wrong.FailsOnAnotherPlan(path, checkpoint, plans),
             lambda: wrong.values_in(path),
             spark=spark,
             lines=False,
             visible_within_ms=0,
         )
-    assert told.value.rule == Rule.OTHER_BATCH
+    assert raised.value.rule == Rule.OTHER_BATCH
 
 
-def test_the_parquet_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
+def test_parquet_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
     report = check_parquet(tmp_path, spark)
     assert report.tasks == 6 and report.blocked == 0, report
 
 
 @pytest.fixture
 def repeated_tasks(spark: SparkSession) -> Iterator[None]:
-    """Spark repeats a task that dies, as it does on a cluster; with local[2] it gives up at once."""
+    """Let Spark repeat a failed task, as on a cluster; with local[2] the job fails at once."""
     scheduler = spark._jsc.sc().taskScheduler()
     field = scheduler.getClass().getDeclaredField("maxTaskFailures")
     field.setAccessible(True)
@@ -134,14 +135,15 @@ def repeated_tasks(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.campaign
 def test_parquet_sink_passes_with_repeated_tasks(repeated_tasks: None, spark: SparkSession, tmp_path: Path) -> None:
+    """The Parquet sink of the examples passes the conformance kit at every line, with failed tasks repeated."""
     print(check_parquet(tmp_path, spark, lines=True))
 
 
-def test_rows_of_a_failed_task_are_found(repeated_tasks: None, spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_of_failed_task_are_detected(repeated_tasks: None, spark: SparkSession, tmp_path: Path) -> None:
     assert failing(wrong.ListsTheFolder, spark, tmp_path / "table").rule == Rule.TASK_KEPT
 
 
-def test_missing_rows_of_a_failed_task(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_rows_of_failed_task(spark: SparkSession, tmp_path: Path) -> None:
     assert failing(wrong.IgnoresFailedTasks, spark, tmp_path / "table").rule == Rule.TASK_LOST
 
 

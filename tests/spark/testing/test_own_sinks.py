@@ -1,4 +1,4 @@
-"""The Kafka sink and the Redis sink in the conformance kit, each at a real server."""
+"""The Kafka sink and the Redis sink in the conformance kit, with real servers."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -22,7 +22,7 @@ Check = Callable[..., Report]
 
 @pytest.fixture
 def kafka(spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str) -> Check:
-    """Puts a Kafka sink into the kit, with a topic of its own."""
+    """Return a check of a Kafka sink with its own topic."""
     cluster.create_topic(topic, 3)
 
     def start(checkpoint: str) -> BatchSink:
@@ -41,7 +41,7 @@ def kafka(spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str) -> 
 
 @pytest.fixture
 def redis(spark: SparkSession, redis_server: RedisProcess, topic: str) -> Check:
-    """Puts a Redis sink into the kit, with keys of its own: each value is a field that counts how often it came."""
+    """Return a check of a Redis sink with its own keys; each value is a field that counts its rows."""
     counts = f"{{{topic}}}:counts"
 
     def start(checkpoint: str) -> BatchSink:
@@ -56,8 +56,8 @@ def redis(spark: SparkSession, redis_server: RedisProcess, topic: str) -> Check:
         )
 
     def read() -> list[str]:
-        found = redis_pool.client(redis_server.url).hgetall(counts)
-        return [field.decode() for field, count in found.items() for _ in range(int(count))]
+        fields = redis_pool.client(redis_server.url).hgetall(counts)
+        return [field.decode() for field, count in fields.items() for _ in range(int(count))]
 
     def columns(rows: DataFrame) -> DataFrame:
         return rows.selectExpr("'count' AS target", "binary(value) AS field", "1L AS amount")
@@ -68,23 +68,25 @@ def redis(spark: SparkSession, redis_server: RedisProcess, topic: str) -> Check:
     return check
 
 
-def test_the_kafka_sink_passes(kafka: Check) -> None:
+def test_kafka_sink_passes(kafka: Check) -> None:
     report = kafka()
     assert len(report.points) >= 6 and report.overtaken >= 8 and report.losses >= 3, report
 
 
-def test_the_redis_sink_passes(redis: Check) -> None:
+def test_redis_sink_passes(redis: Check) -> None:
     report = redis()
     assert len(report.points) >= 6 and report.overtaken >= 8 and report.losses >= 3, report
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3000)
-def test_the_kafka_sink_passes_at_every_line(kafka: Check) -> None:
+def test_kafka_sink_passes_at_every_line(kafka: Check) -> None:
+    """The Kafka sink passes the conformance kit, which stops it at every line of its transaction."""
     print(f"Kafka sink: {kafka(kafka_transaction)}")
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3000)
-def test_the_redis_sink_passes_at_every_line(redis: Check) -> None:
+def test_redis_sink_passes_at_every_line(redis: Check) -> None:
+    """The Redis sink passes the conformance kit, which stops it at every line that writes."""
     print(f"Redis sink: {redis(redis_batch, redis_scripts)}")

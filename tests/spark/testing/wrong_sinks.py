@@ -1,4 +1,4 @@
-"""A right sink on SQLite, and sinks that each break one rule of exactly once."""
+"""A correct sink on SQLite, and sinks that each break one rule of exactly once."""
 
 import contextlib
 import sqlite3
@@ -24,7 +24,7 @@ INSERT OR IGNORE INTO marker VALUES (1, 0, NULL);
 
 
 class TableSink(Sink):
-    """Rows in one table of SQLite and the proof in another, in one transaction of the newest owner."""
+    """A sink that writes rows and proof to two tables of SQLite in one transaction, fenced by owner."""
 
     name = "table"
 
@@ -74,7 +74,7 @@ def values_in(path: Path) -> list[str]:
 
 
 class StagedSink(TableSink):
-    """Brings the rows into a table that no reader looks at, and moves them over."""
+    """A sink that stages rows in a table that readers do not use, and moves them at the commit."""
 
     def prepare(self, batch: Batch, found: Proof | None) -> None:
         self.run("DELETE FROM staged")
@@ -112,16 +112,16 @@ class RetryOutsideTheFence(TableSink):
 
 
 class OwnerTakenTooLate(TableSink):
-    """Reads the proof first and fences then: an earlier start can commit in between."""
+    """A sink that reads the proof before it fences: an earlier start can commit in between."""
 
     def recover(self, query: str) -> Proof | None:
         ((text,),) = self.run("SELECT proof FROM marker")
-        found = Proof.parse("marker", text) if text else None
+        proof = Proof.parse("marker", text) if text else None
         ((self.owner,),) = self.run("UPDATE marker SET owner = owner + 1 RETURNING owner")
-        return found
+        return proof
 
 
-class WritesToTheTableItself(TableSink):
+class WritesDirectlyToTheTable(TableSink):
     def prepare(self, batch: Batch, found: Proof | None) -> None:
         self.run("DELETE FROM data WHERE value LIKE ?", f"{batch.number}.%")
 
@@ -133,7 +133,7 @@ class WritesToTheTableItself(TableSink):
 
 
 class CommitsRowByRow(TableSink):
-    """And the proof with the last one."""
+    """A sink that commits each row alone, and the proof with the last row."""
 
     def commit(self, proof: Proof) -> None:
         for value in self.values[:-1]:
@@ -142,12 +142,12 @@ class CommitsRowByRow(TableSink):
         super().commit(proof)
 
 
-class KeepsWhatWasStaged(StagedSink):
+class KeepsStagedRows(StagedSink):
     def prepare(self, batch: Batch, found: Proof | None) -> None:
         pass
 
 
-class GoesOnAtTheRow(StagedSink):
+class ResumesAtTheRow(StagedSink):
     def prepare(self, batch: Batch, found: Proof | None) -> None:
         pass
 
@@ -157,7 +157,7 @@ class GoesOnAtTheRow(StagedSink):
             self.insert("staged", [row.value])
 
 
-class AbortsTheCommitted(TableSink):
+class AbortsACommittedBatch(TableSink):
     def abort(self) -> None:
         super().abort()
         for value in self.values:
@@ -191,7 +191,7 @@ class LosesARow(TableSink):
 
 
 class ListsTheFolder(TableSink):
-    """Tasks write files, and whatever files there are is committed."""
+    """A sink whose tasks write files; it commits every file in the folder, also those of failed tasks."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -217,8 +217,8 @@ class IgnoresFailedTasks(ListsTheFolder):
             super().run_tasks(rows, folder)
 
 
-class OnlyTheNumber:
-    """What foreachBatch gets where nobody looks at a checkpoint: the batch's number is the only proof."""
+class ChecksOnlyTheNumber:
+    """A foreachBatch function that ignores the checkpoint: the batch's number is its only proof."""
 
     def __init__(self, path: Path) -> None:
         self.table = TableSink(path)
@@ -243,8 +243,8 @@ class OnlyTheNumber:
         self.table.close()
 
 
-class FallsOverAnotherBatch(OnlyTheNumber):
-    """Ends at a plan that is not the former one, and refuses nothing."""
+class FailsOnAnotherPlan(ChecksOnlyTheNumber):
+    """A function that fails with KeyError, instead of a refusal, when a batch's plan has changed."""
 
     def __init__(self, path: Path, checkpoint: str, plans: dict[int, str]) -> None:
         super().__init__(path)
@@ -258,6 +258,6 @@ class FallsOverAnotherBatch(OnlyTheNumber):
         super().__call__(rows, batch_id)
 
 
-class ReadsNoSkippedRows(OnlyTheNumber):
+class ReadsNoSkippedRows(ChecksOnlyTheNumber):
     def skip(self, rows: DataFrame) -> None:
         pass
