@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import from_json
 
 from onceflow.cli import onceflow
 from onceflow.clicks import lines
@@ -232,6 +234,66 @@ def test_combined_log_line_is_a_click() -> None:
     mapping = FieldMapping().for_format(InputFormat.COMBINED)
     fields = event(mapping, {"ip": "1.2.3.4", "time": "17/May/2015:10:05:03 +0200"})
     assert fields == {"uid": "1.2.3.4", "event_time": "1431849903000", "click_count": 1}
+
+
+def whole_events(path: Path, mapping: FieldMapping, rejects: Rejects) -> list[bytes]:
+    return [event.value for event in Replay([path], mapping).events(rejects)]
+
+
+def test_all_fields_keep_json_as_it_is(tmp_path: Path) -> None:
+    line = b'{"uid":7,"event_time":1506826828020,"price":1.50,"tags":["a",{"b":null}],"is_new":true,"at":"x","no":null'
+    path = file_of(tmp_path, "a.jsonl", line + b',"click_count":"6.0"}\n' + line + b"}\n")
+    with Rejects(tmp_path / "rejects") as rejects:
+        (counted,) = whole_events(path, FieldMapping(all_fields=True), rejects)
+        mapping = FieldMapping({"page": "at"}, {"click_count": "2"}, all_fields=True)
+        twice = whole_events(path, mapping, Rejects(tmp_path / "none"))
+    assert counted == line + b',"click_count":"6.0"}'
+    assert rejects.count == 1
+    assert twice[1] == line + b',"click_count":2,"page":"x"}'
+
+
+def test_all_fields_of_texts_become_numbers(tmp_path: Path) -> None:
+    names, big = "user,at,zip,hash,size,price,big", "9" * 19
+    path = file_of(tmp_path, "a.csv", f"{names}\n42,1506826828020,0815,12e4567,-3,1.5,{big}\n")
+    mapping = FieldMapping({"uid": "user", "event_time": "at"}, {"click_count": "1"}, all_fields=True)
+    (value,) = whole_events(path, mapping, Rejects(tmp_path))
+    row = {"user": 42, "at": 1506826828020, "zip": "0815", "hash": "12e4567", "size": -3, "price": 1.5, "big": big}
+    assert json.loads(value) == {**row, "uid": 42, "event_time": 1506826828020, "click_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("time_format", "source", "event_time"),
+    [
+        ("s", b"1506826828.02", 1506826828020),
+        ("s", b'"1506826828"', "1506826828000"),
+        ("iso", b'"2017-11-26T01:00:00Z"', "1511658000000"),
+    ],
+)
+def test_all_fields_convert_only_event_time(
+    tmp_path: Path, time_format: str, source: bytes, event_time: int | str
+) -> None:
+    path = file_of(tmp_path, "a.jsonl", b'{"uid":"a","click_count":1,"at":%b}\n' % source)
+    mapping = FieldMapping({"event_time": "at"}, time_format=time_format, all_fields=True)
+    (value,) = whole_events(path, mapping, Rejects(tmp_path))
+    assert json.loads(value) == {"uid": "a", "click_count": 1, "at": json.loads(source), "event_time": event_time}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"uid":1.5,"click_count":1}', "the event is not valid (uid-not-text)"),
+        ('{"uid":"a","click_count":1,"deep":' + "[" * 200 + "]" * 200 + "}", "the event is not valid (not-json)"),
+        ('{"uid":"a","click_count":6.5}', "click_count '6.5' is not a count (count-fractional)"),
+        ('{"uid":"a","click_count":1,"page":"p"}', "no field 'title' for name"),
+    ],
+)
+def test_all_fields_refuse_invalid_events(tmp_path: Path, line: str, reason: str) -> None:
+    path = file_of(tmp_path, "a.jsonl", f'{line}\n{{"uid":"b","click_count":1,"title":"t"}}\n')
+    mapping = FieldMapping({"name": "title"} if "page" in line else {}, all_fields=True)
+    with Rejects(tmp_path / "rejects") as rejects:
+        assert len(whole_events(path, mapping, rejects)) == 1
+    (rejected_row,) = (tmp_path / "rejects").read_text().splitlines()
+    assert json.loads(rejected_row)["reason"] == reason
 
 
 @pytest.mark.parametrize(
@@ -531,6 +593,23 @@ def test_the_command_sends_rejects_and_sums_up(bootstrap: str, topic: str, tmp_p
     assert "2 rows rejected" in again.stdout
     assert "counts them twice" in again.stdout
     assert len(records(bootstrap, topic)) == 4
+
+
+def test_from_json_reads_all_fields(bootstrap: str, topic: str, tmp_path: Path, spark: SparkSession) -> None:
+    """A program written for the source's own JSON finds each field with its type, in every format."""
+    lines = '{"uid":"ann","event_time":1506826828020,"page":{"path":"/"},"click_count":1}\n'
+    where = ["--bootstrap", bootstrap, "--topic", topic, "--partitions", 1, "--all-fields"]
+    assert run(file_of(tmp_path, "a.jsonl", lines), *where).exit_code == 0
+    table = file_of(tmp_path, "a.csv", "uid,event_time,click_count\nbob,1506826828021,2\n")
+    assert run(table, *where).exit_code == 0
+    values = [((record.value or b"").decode(),) for _, record in records(bootstrap, topic)]
+    schema = "uid STRING, event_time LONG, page STRUCT<path: STRING>, click_count INT"
+    parsed = from_json("value", schema, {"mode": "FAILFAST"}).alias("event")
+    rows = spark.createDataFrame(values, "value STRING").select(parsed).select("event.*", "event.page.path").collect()
+    assert [(row.uid, row.event_time, row.path, row.click_count) for row in rows] == [
+        ("ann", 1506826828020, "/", 1),
+        ("bob", 1506826828021, None, 2),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 A mapped row is the article's JSON, `{"uid": text, "event_time": ms as text, "os_type": text, "click_count": number}`.
 It must be valid by the rules of `onceflow.clicks.events`; other rows are rejected with a reason before they are sent.
-Additional fields may be mapped; they are passed on as text.
+Additional fields may be mapped; they are passed on as text. With `all_fields` the event has every field of the row, and
+each value keeps its type.
 """
 
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -24,9 +25,10 @@ from onceflow.clicks.events import (
     UID_BYTES_MAX,
     VALUE_FIELD,
     Reason,
+    Rules,
     count_of_text,
 )
-from onceflow.clicks.readers import COMBINED_FIELDS, COMBINED_TIME, InputFormat
+from onceflow.clicks.readers import COMBINED_FIELDS, COMBINED_TIME, InputFormat, is_number, typed_values
 from onceflow.errors import OnceflowError
 
 EVENT_FIELDS = (KEY_FIELD, TIME_FIELD, OS_FIELD, VALUE_FIELD)
@@ -57,12 +59,13 @@ class MappedEvent(NamedTuple):
 class FieldMapping:
     """The user's mapping: event field → file field, event field → constant, and the format of times.
 
-    A source in `optional` may be missing in a row.
+    A source in `optional` may be missing in a row. With `all_fields` the row's other fields are kept too.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
     time_format: str | None = None
+    all_fields: bool = False
     optional: frozenset[str] = frozenset()
 
     def for_format(self, input_format: InputFormat) -> "FieldMapping":
@@ -77,11 +80,12 @@ class FieldMapping:
         given = {**self.sources, **self.constants}
         sources = {name: source for name, source in sources.items() if name not in given}
         constants = {name: text for name, text in constants.items() if name not in given}
-        return FieldMapping(
-            {**self.sources, **sources},
-            {**self.constants, **constants},
-            self.time_format or (COMBINED_TIME if input_format is InputFormat.COMBINED else "ms"),
-            frozenset(name for name, source in sources.items() if name == source) & {TIME_FIELD, OS_FIELD},
+        return replace(
+            self,
+            sources={**self.sources, **sources},
+            constants={**self.constants, **constants},
+            time_format=self.time_format or (COMBINED_TIME if input_format is InputFormat.COMBINED else "ms"),
+            optional=frozenset(name for name, source in sources.items() if name == source) & {TIME_FIELD, OS_FIELD},
         )
 
     def check(self) -> None:
@@ -141,6 +145,7 @@ class Mapper:
         names = dict.fromkeys([*mapping.sources, *mapping.constants])
         self._texts = [name for name in names if name not in (KEY_FIELD, TIME_FIELD, VALUE_FIELD)]
         self._has_time = TIME_FIELD in names
+        self._rules = Rules() if mapping.all_fields else None
 
     def check_columns(self, file: str, columns: Iterable[str]) -> None:
         """Raise `WrongMapping`, with the nearest column, if the file lacks a source."""
@@ -160,9 +165,18 @@ class Mapper:
         key = uid.encode()
         if not 0 < len(key) <= UID_BYTES_MAX:
             raise Unmappable("uid is empty" if not key else f"uid is longer than {UID_BYTES_MAX:,} bytes")
-        event: dict[str, str | int] = {KEY_FIELD: uid}
         time_text = self._text(fields, TIME_FIELD) if self._has_time else None
         time_ms = None if time_text is None else self._read_time(time_text)
+        event = self._event(fields, uid, time_ms) if self._rules is None else self._whole_event(fields, time_ms)
+        value = msgspec.json.encode(event)
+        if len(value) > EVENT_BYTES_MAX:
+            raise Unmappable(f"the event has {len(value):,} bytes, more than {EVENT_BYTES_MAX:,}")
+        if self._rules is not None and isinstance(reason := self._rules.judge(value), Reason):
+            raise Unmappable(f"the event is not valid ({reason})")
+        return MappedEvent(time_ms, key, value)
+
+    def _event(self, fields: Mapping[str, str], uid: str, time_ms: int | None) -> dict[str, object]:
+        event: dict[str, object] = {KEY_FIELD: uid}
         if time_ms is not None:
             event[TIME_FIELD] = str(time_ms)
         for name in self._texts:
@@ -170,10 +184,24 @@ class Mapper:
             if text is not None:
                 event[name] = text
         event[VALUE_FIELD] = self._count(fields)
-        value = msgspec.json.encode(event)
-        if len(value) > EVENT_BYTES_MAX:
-            raise Unmappable(f"the event has {len(value):,} bytes, more than {EVENT_BYTES_MAX:,}")
-        return MappedEvent(time_ms, key, value)
+        return event
+
+    def _whole_event(self, fields: Mapping[str, str], time_ms: int | None) -> dict[str, object]:
+        """Return the row's fields with their types, and the mapped fields; event_time becomes ms in its own type."""
+        values = typed_values(fields)
+        event: dict[str, object] = {**values, **self._constants}
+        for name, source in self._sources.items():
+            if source in values:
+                event[name] = values[source]
+            elif name not in self._optional:
+                raise Unmappable(f"no field '{source}' for {name}")
+        if time_ms is not None:
+            is_text = TIME_FIELD in self._constants or not is_number(values[self._sources[TIME_FIELD]])
+            event[TIME_FIELD] = str(time_ms) if is_text else time_ms
+        count = self._count(fields)
+        if VALUE_FIELD in self._constants:
+            event[VALUE_FIELD] = count
+        return event
 
     def _text(self, fields: Mapping[str, str], name: str) -> str | None:
         """Return the field's text; None for an optional field that the row lacks."""

@@ -6,7 +6,7 @@
               match, closing quotes included, so a truncated line is rejected. "-" stays "-". If a request is not
               "METHOD path HTTP/x", the path is the whole request and the method "-"
 
-Rows are in the file's order. An invalid row is yielded as `Rejected`.
+Rows are in the file's order. An invalid row is yielded as `Rejected`. `typed_values` gives a row's values their types.
 """
 
 import csv
@@ -29,6 +29,9 @@ COMBINED_TIME = "%d/%b/%Y:%H:%M:%S %z"
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _COMBINED = re.compile(rf"(\S+) \S+ \S+ \[([^\]]+)\] {_QUOTED} (\d{{3}}) (\d+|-) {_QUOTED} {_QUOTED}")
 _REQUEST = re.compile(r"([A-Z]+) (\S.*) HTTP/[0-9.]+")
+_NUMBER_STARTS = b"-0123456789"
+_TYPED_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
+"""Text that becomes a number: no leading zeros, no exponent (a hash such as 12e4567) and nothing beyond 64 bits."""
 _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 
@@ -70,6 +73,24 @@ def guess_format(path: Path) -> InputFormat:
     )
 
 
+def typed_values(fields: Mapping[str, str]) -> dict[str, str | msgspec.Raw]:
+    """Return a row's values for a JSON object.
+
+    A value of JSON lines is the file's own JSON. CSV and combined logs have no types: a value written as a plain number
+    is a number, any other is text.
+    """
+    if isinstance(fields, _Texts):
+        return dict(fields.raws)
+    return {
+        name: msgspec.Raw(text.encode()) if _TYPED_NUMBER.fullmatch(text) else text for name, text in fields.items()
+    }
+
+
+def is_number(value: str | msgspec.Raw | None) -> bool:
+    """Return whether a value of `typed_values` is a number."""
+    return isinstance(value, msgspec.Raw) and bytes(value)[:1] in _NUMBER_STARTS
+
+
 def rows_of(path: Path, input_format: InputFormat) -> Iterator[Row | Rejected]:
     """Read one file. Raises `FileUnreadable` and `FormatUnknown`."""
     readers = {InputFormat.CSV: _csv_rows, InputFormat.JSONL: _json_rows, InputFormat.COMBINED: _combined_rows}
@@ -97,21 +118,21 @@ class _Texts(Mapping[str, str]):
     """Texts of a JSON object's strings and numbers, decoded on access; other values count as absent."""
 
     def __init__(self, raws: dict[str, msgspec.Raw]) -> None:
-        self._raws = raws
+        self.raws = raws
 
     def __getitem__(self, name: str) -> str:
-        raw = bytes(self._raws[name])
+        raw = bytes(self.raws[name])
         if raw.startswith(b'"'):
             return msgspec.json.decode(raw, type=str)
-        if raw[:1] in b"-0123456789":
+        if raw[:1] in _NUMBER_STARTS:
             return raw.decode()
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._raws)
+        return iter(self.raws)
 
     def __len__(self) -> int:
-        return len(self._raws)
+        return len(self.raws)
 
 
 def _combined_rows(path: Path) -> Iterator[Row | Rejected]:

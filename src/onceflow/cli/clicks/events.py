@@ -185,6 +185,12 @@ class Speed(click.ParamType[float]):
     help="EVENT_FIELD=VALUE for every event; may be repeated.",
 )
 @click.option(
+    "--all-fields",
+    is_flag=True,
+    help="Keep every field of the files, with its type: JSON values as they are; a plain number of a CSV file or a "
+    "combined log is a number. Without it: only the event's fields and those of --field, as text.",
+)
+@click.option(
     "--time-format",
     metavar="ms|s|iso|PATTERN",
     help="Format of event_time in the files: ms or s since 1970, ISO 8601, or a pattern like '%m/%d/%Y %H:%M'. Times "
@@ -230,6 +236,7 @@ def replay(
     input_format: str | None,
     fields: tuple[tuple[str, str], ...],
     constants: tuple[tuple[str, str], ...],
+    all_fields: bool,
     time_format: str | None,
     order: str,
     speed: float,
@@ -254,11 +261,7 @@ def replay(
     from onceflow.clicks.readers import InputFormat
     from onceflow.clicks.replay import Progress, Rejects, Replay
 
-    for option, pairs in (("--field", fields), ("--const", constants)):
-        repeated = [name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1]
-        if repeated:
-            raise click.UsageError(f"{option} gives '{repeated[0]}' twice; give it once")
-    mapping = FieldMapping(dict(fields), dict(constants), time_format)
+    mapping = FieldMapping(_by_name("--field", fields), _by_name("--const", constants), time_format, all_fields)
     try:
         mapping.check()
     except WrongMapping as error:
@@ -283,6 +286,14 @@ def replay(
     if not progress.is_complete:
         click.echo(f"onceflow: interrupted; the same command with --skip {progress.position} resumes", err=True)
         click.get_current_context().exit(INTERRUPTED)
+
+
+def _by_name(option: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    names = [name for name, _ in pairs]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise click.UsageError(f"{option} gives '{repeated[0]}' twice; give it once")
+    return dict(pairs)
 
 
 def _send(plan: "Replay", events: "Iterator[MappedEvent]", progress: "Progress", bootstrap: str, topic: str) -> None:
