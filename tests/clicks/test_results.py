@@ -122,10 +122,22 @@ def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: st
     one = run("clicks", "eve", *where)
     assert (one.stdout, one.exit_code) == ("0\n", 0)
     unknown = run("clicks", "mallory", *where)
-    assert ("has no counted event" in unknown.stdout, unknown.exit_code) == (True, 1)
+    assert (unknown.stdout, unknown.exit_code) == ("", 1)
+    assert unknown.stderr == f"onceflow: mallory has no counted event in {hash_key}\n"
     assert json.loads(run("clicks", "mallory", "--json", *where).stdout) == {"uid": "mallory", "clicks": None}
-    nothing = run("clicks", "--redis", redis_server.url, "--hash-key", "none").stdout
-    assert nothing == f"nothing counted yet in none at {redis_server.url}\n"
+
+
+@pytest.mark.parametrize("words", [["clicks"], ["clicks", "--json"], ["clicks", "--export", "csv"], ["dead"]])
+def test_missing_counts_are_a_failure(redis_server: RedisProcess, words: list[str]) -> None:
+    done = run(*words, "--redis", redis_server.url, "--hash-key", "none")
+    assert (done.stdout, done.exit_code, type(done.exception)) == ("", 1, NothingCounted)
+
+
+@pytest.mark.parametrize("words", [["dead"], ["dead", "--json"], ["dead", "--format", "text"]])
+def test_no_bad_events_is_success(redis_server: RedisProcess, hash_key: str, words: list[str]) -> None:
+    count(redis_server.url, hash_key, "t", {0: GOOD_AND_BAD[0][:1]})
+    done = run(*words, "--redis", redis_server.url, "--hash-key", hash_key)
+    assert (done.stdout, done.stderr, done.exit_code) == ("", "no bad events so far\n", 0)
 
 
 def test_counts_of_another_job_are_refused(redis_server: RedisProcess, hash_key: str) -> None:
@@ -202,6 +214,22 @@ def test_dead_reads_the_events_from_the_log(
     printed = run("dead", *where, "--count", "4").stdout.splitlines()
     assert printed[3] == f'{topic}-0 offset 2  not-json  "nonsense"'
     assert len(run("dead", *where, "--count", "1").stdout.splitlines()) == 1
+
+
+def test_dead_prints_records_as_they_are(bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str) -> None:
+    """A value of 201 characters and more is not cut."""
+    long = b"[" * 300
+    events = {0: [b"\xff\x00", long]}
+    write(bootstrap, topic, events, partitions=1)
+    count(redis_server.url, hash_key, topic, events)
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.lpush(results.Keys(hash_key).dead, "0:7:not-json")
+    where = ["--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap]
+    as_text = run("dead", *where, "--format", "text")
+    assert (as_text.stdout_bytes, as_text.exit_code) == (long + b"\n\xff\x00\n", 0)
+    assert as_text.stderr == f"{topic}-0 offset 7  not-json  (the log no longer has it)\n"
+    assert run("dead", *where, "--format", "%p/%o ").stdout == "0/1 0/0 "
+    assert run("dead", *where, "--format", "text", "--json").exit_code == 2
 
 
 def test_dead_of_deleted_records(bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str) -> None:

@@ -1,8 +1,7 @@
 """The command line: the one place that joins all packages.
 
 Each module holds the commands of one noun and imports other packages inside the command. So `onceflow --help` starts
-quickly and the base install works without Spark. `main` turns errors into exit codes: 0 success or equal, 1 failure or
-a negative result (one message on stderr), 2 wrong usage or an inconclusive `verify`, 130 interrupted.
+quickly and the base install works without Spark. `main` turns errors into the exit codes of docs/cli.md.
 """
 
 import importlib

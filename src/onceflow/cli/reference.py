@@ -11,8 +11,13 @@ INTRODUCTION = """\
 
 This page is generated from `--help` (`python -m onceflow.cli.reference > docs/cli.md`); a test compares the two.
 
-Exit codes: 0 success or equal; 1 failure or a negative result, with one message on standard error;
-2 wrong usage, and for `verify` also inconclusive; 130 interrupted.
+Exit codes:
+
+- 0: success, or equal; also an empty list, such as no topics or no bad events.
+- 1: failure or a negative result, with one message on standard error; also if the topic, group, user or the counts that
+  the command names do not exist.
+- 2: wrong usage, such as a partition that the topic does not have; for `verify` also inconclusive.
+- 130: interrupted.
 """
 
 

@@ -265,7 +265,7 @@ def test_skip_resumes_after_an_error(run: Run, topic: str) -> None:
     [
         (["--header", "trace"], 2, "'trace' is not a valid header; write NAME=VALUE"),
         (["--header", "=1"], 2, "'' is not a valid header"),
-        (["--partition", "1"], 1, "has 1 partition; there is no partition 1"),
+        (["--partition", "1"], 2, "has 1 partition (0 to 0); there is no partition 1"),
     ],
 )
 def test_invalid_produce_options(run: Run, topic: str, words: list[str], code: int, says: str) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.kafka.record_layout import to_layout
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.security import open_cluster
 
 if TYPE_CHECKING:
+    from onceflow.cli.kafka.record_layout import Layout
     from onceflow.clicks.results import DeadPointer, Results, Snapshot
     from onceflow.wire.batch import Record
 
@@ -40,7 +42,7 @@ def clicks(
 ) -> None:
     """Show the counted clicks: totals and top users, one user, or an export of all users.
 
-    Reads only Redis. The exit code is 1 if the user has no counted event.
+    Reads only Redis. The exit code is 1 if nothing is counted there, or nothing of that user.
 
     \b
     Examples:
@@ -60,15 +62,18 @@ def clicks(
             return
         if uid is None:
             snapshot = results.snapshot(top=top)
+            if snapshot.marker is None:
+                results.require_marker()
             shown = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url)
             click.echo(shown)
             return
         count = results.clicks_of(uid)
     if as_json:
         click.echo(json.dumps({"uid": uid, "clicks": count}, ensure_ascii=False))
-    else:
-        click.echo(f"{uid} has no counted event in {hash_key}" if count is None else str(count))
+    elif count is not None:
+        click.echo(str(count))
     if count is None:
+        click.echo(f"onceflow: {uid} has no counted event in {hash_key}", err=True)
         click.get_current_context().exit(1)
 
 
@@ -113,33 +118,51 @@ def totals(snapshot: "Snapshot", redis_url: str) -> str:
 @click.option(
     "--count", default=10, show_default=True, type=click.IntRange(1, 10_000), help="Number of events, newest first."
 )
+@click.option(
+    "-f",
+    "--format",
+    "layout",
+    callback=to_layout,
+    metavar="text|json|LAYOUT",
+    help="Print only the records, as 'onceflow consume' does. text: the value as it is and a line feed. json: one "
+    "object per line. LAYOUT: such as '%p %o %v\\n'.  [default: position, reason and the start of the value]",
+)
 @json_option
 @redis_options
 @bootstrap_option
-def dead(count: int, as_json: bool, redis_url: str, hash_key: str, bootstrap: str) -> None:
+def dead(count: int, layout: "Layout | None", as_json: bool, redis_url: str, hash_key: str, bootstrap: str) -> None:
     """Show the newest events that could not be counted: position, reason and content.
 
     Redis keeps partition, offset and reason of the last 10,000; the events are read from the log. --json prints one
-    object per line. Bytes that are not UTF-8 are shown as base64.
+    object per line. Bytes that are not UTF-8 are shown as base64. The exit code is 1 if nothing is counted there.
 
     \b
-    Example: onceflow dead --count 5
+    Examples:
+      onceflow dead --count 5
+      onceflow dead --format text > bad.jsonl
     """
     from onceflow.clicks.results import Results, dead_records, refuse_other_job
 
+    if layout is not None:
+        refuse_together(["as_json"], "--format prints records and --json events with their reason; choose one")
     with Results(redis_url, hash_key) as results:
         pointers = results.dead_pointers(count)
         marker = results.require_marker()
     refuse_other_job(hash_key, marker, "'dead' knows only the events that 'onceflow run' refuses")
     topics = list(marker.offsets)
     if not pointers:
-        if not as_json:
-            click.echo("no bad events so far")
+        click.echo("no bad events so far", err=True)
         return
     with open_cluster(bootstrap) as cluster, stdout_may_close():
         for pointer, record in dead_records(cluster, topics[0], pointers):
             document = _dead_document(topics[0], pointer, record)
-            click.echo(json.dumps(document, ensure_ascii=False) if as_json else _dead_line(document))
+            if layout is not None and record is not None:
+                sys.stdout.buffer.write(layout(topics[0], pointer.partition, record))
+            elif layout is not None:
+                click.echo(_dead_line(document), err=True)
+            else:
+                click.echo(json.dumps(document, ensure_ascii=False) if as_json else _dead_line(document))
+        sys.stdout.flush()
 
 
 def _dead_document(topic: str, pointer: "DeadPointer", record: "Record | None") -> dict[str, Any]:

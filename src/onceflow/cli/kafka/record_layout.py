@@ -1,4 +1,4 @@
-"""Output formats of `consume`: the value, JSON, or a layout given by the user."""
+"""Output formats of `consume` and `dead`: the value, JSON, or a layout given by the user."""
 
 import json
 import re
@@ -19,8 +19,10 @@ _PART = re.compile(r"%(.)|\\([nt\\])")
 _ESCAPES = {"n": b"\n", "t": b"\t", "\\": b"\\"}
 
 
-def to_layout(context: click.Context, parameter: click.Parameter, value: str) -> Layout:
-    """Parse `--format`."""
+def to_layout(context: click.Context, parameter: click.Parameter, value: str | None) -> Layout | None:
+    """Parse `--format`; without it there is no layout."""
+    if value is None:
+        return None
     if value == "text":
         return _as_value
     if value == "json":

@@ -99,7 +99,8 @@ def produce(
     from onceflow.client.producer import EventWriter
 
     if partition is not None:
-        _require_partition(bootstrap, topic, partition)
+        with open_cluster(bootstrap) as cluster:
+            wanted_partitions(cluster.require_topic(topic), [partition])
     writer = EventWriter(bootstrap, topic, security=security())
     try:
         with writer:
@@ -108,13 +109,6 @@ def produce(
                 writer.write(key, value, partition=partition, headers=headers)
     finally:
         click.echo(f"{counted(writer.delivered, 'record')} acknowledged by {bootstrap}", err=True)
-
-
-def _require_partition(bootstrap: str, topic: str, partition: int) -> None:
-    with open_cluster(bootstrap) as cluster:
-        partitions = cluster.require_topic(topic).partitions
-    if partition not in partitions:
-        raise OnceflowError(f"{topic} has {counted(len(partitions), 'partition')}; there is no partition {partition}")
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
