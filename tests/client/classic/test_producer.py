@@ -93,6 +93,38 @@ def test_the_articles_integer_keys_are_their_partitions(bootstrap: str, topic: s
     assert all(key == str(partition).encode() for partition, key, _ in records)
 
 
+class ArticlePartitioner(KeyIsPartition):
+    """A partitioner as in the articles: Kafka creates it with the producer's properties."""
+
+    def __init__(self, props: Mapping[str, Any]) -> None:
+        self.shift = int(props["client.id"])
+
+    def partition(self, key: object, num_partitions: int) -> int:
+        return super().partition(int(str(key)) + self.shift, num_partitions)
+
+
+class ArticleEncoder:
+    def __init__(self, props: Mapping[str, Any] | None = None) -> None:
+        self.client_id = (props or {})["client.id"]
+
+    def to_message(self, event: object) -> bytes:
+        return f"{event} of {self.client_id}".encode()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by name", "by class"])
+def test_constructors_get_the_producers_properties(bootstrap: str, topic: str, named: bool) -> None:
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, 4)
+    classes: list[Any] = [ArticlePartitioner, ArticleEncoder]
+    if named:
+        classes = [f"{kind.__module__}:{kind.__name__}" for kind in classes]
+    more = {"partitioner_class": classes[0], "serializer_class": classes[1], "key_serializer_class": "StringEncoder"}
+    with Producer(settings(bootstrap, client_id="2", **more)) as producer:
+        producer.send([KeyedMessage(topic, "message", key=number) for number in range(4)])
+    expected = [((key + 2) % 4, str(key).encode(), b"message of 2") for key in range(4)]
+    assert sorted(written(bootstrap, topic)) == sorted(expected)
+
+
 def test_partition_key_is_not_sent(bootstrap: str, created: str) -> None:
     with Producer(settings(bootstrap, partitioner_class=KeyIsPartition)) as producer:
         producer.send(
@@ -356,6 +388,11 @@ def test_the_default_encoder_takes_bytes_alone(bootstrap: str, created: str) -> 
     assert [value for _, _, value in written(bootstrap, created)] == [b"bytes"]
 
 
+class PartitionerOfTwo(KeyIsPartition):
+    def __init__(self, first: object, second: object) -> None:
+        """Take more than the properties."""
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -368,6 +405,7 @@ def test_the_default_encoder_takes_bytes_alone(bootstrap: str, created: str) -> 
         ({"serializer.class": "kafka.serializer.AvroEncoder"}, "one of DefaultEncoder, StringEncoder"),
         ({"serializer.class": "no.such.module:Encoder"}, "cannot be imported"),
         ({"partitioner.class": StringEncoder}, "it has no method partition"),
+        ({"partitioner.class": PartitionerOfTwo}, "missing 2 required positional arguments"),
         ({"callback.handler.props": {}}, "has no effect with producer.type=sync"),
         ({"producer.type": "async", "callback.handler.props": {}}, "has no effect without callback.handler"),
         ({"event.handler.props": {}}, "has no effect without event.handler"),

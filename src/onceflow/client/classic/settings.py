@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def read_settings(table: Iterable[Setting], config: Config) -> dict[str, Any]:
         if names[spelled] in given:
             raise InvalidSetting(f"{spelled} is another name of {names[spelled]}; give one of them")
         given[names[spelled]] = value
-    return {name: _read(setting, given) for name, setting in settings.items()}
+    return {name: _read(setting, given, config) for name, setting in settings.items()}
 
 
 def refuse_given(table: Iterable[Setting], config: Config, names: Iterable[str], why: str) -> None:
@@ -62,13 +63,21 @@ def security_settings(config: Config) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name.startswith(SECURITY_PREFIXES)}
 
 
-def _read(setting: Setting, given: Mapping[str, Any]) -> Any:
+def _read(setting: Setting, given: Mapping[str, Any], config: Config) -> Any:
     if setting.name not in given:
         return setting.default() if callable(setting.default) else setting.default
     try:
-        return setting.read(given[setting.name])
+        value = setting.read(given[setting.name])
+        return _create(value, config) if isinstance(value, type) else value
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"{setting.name}={given[setting.name]!r} cannot be used: {error}") from error
+
+
+def _create(kind: type[Any], config: Config) -> Any:
+    """Create an object; a constructor with one parameter gets all settings, as Kafka's classes get its properties."""
+    parameters = inspect.signature(kind).parameters.values()
+    takes_settings = [parameter.kind for parameter in parameters] == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return kind(dict(config)) if takes_settings else kind()
 
 
 def number(low: int, high: int) -> Callable[[Any], int]:
@@ -109,17 +118,16 @@ def text(value: Any) -> str:
 
 
 def implementation(method: str, known: Mapping[str, type[Any]]) -> Callable[[Any], Any]:
-    """Return a reader of an object with `method`: the object, its class, or its name.
+    """Return a reader of an object or a class with `method`, or of the class's name.
 
     A name is one of `known` (the last part of a Kafka class's name is enough) or "package.module:Class".
     """
 
     def read(value: Any) -> Any:
         loaded = _load(value, known) if isinstance(value, str) else value
-        instance = loaded() if isinstance(loaded, type) else loaded
-        if not callable(getattr(instance, method, None)):
+        if not callable(getattr(loaded, method, None)):
             raise ValueError(f"it has no method {method}")
-        return instance
+        return loaded
 
     return read
 
