@@ -266,7 +266,7 @@ def test_trying_again_ends_with_the_time_allowed(
         proxy.faults = [(apis.FETCH, "not_leader")] * 100
         cluster.router.timeout_ms = 500
         monkeypatch.setattr(routing, "time", PausesAlone())
-        with pytest.raises(LeaderUnavailable, match=f"{topic}-0 cannot be read now: not_leader_or_follower"):
+        with pytest.raises(LeaderUnavailable, match=f"{topic}-0 cannot be read now: NOT_LEADER_OR_FOLLOWER"):
             cluster.fetch(topic, 0, 0)
     assert 100 - len(proxy.faults) == 4, "after pauses of 50, 100 and 200 ms; 400 more would be too much"
 

@@ -207,7 +207,7 @@ def test_failed_transaction_can_only_abort(bootstrap: str, cluster: Cluster, top
         producer.send(topic, b"small", partition=0)
         producer.flush()
         producer.send(topic, b"x" * 2000, partition=0)
-        with pytest.raises(RequestRefused, match="message_too_large"):
+        with pytest.raises(RequestRefused, match="MESSAGE_TOO_LARGE"):
             producer.commit()
         with pytest.raises(InvalidTransaction, match="in a transaction that failed"):
             producer.commit()

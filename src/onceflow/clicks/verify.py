@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.clicks.recount import Recount
 from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_job, parse_marker
-from onceflow.client.librdkafka import librdkafka_settings
+from onceflow.client.librdkafka import error_text, librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
 from onceflow.redis import errors as redis_errors
@@ -227,7 +227,7 @@ def _read_log(
         _consume(consumer, topic, wanted, recount)
     except KafkaException as error:
         raise VerifyInconclusive(
-            f"failed to read '{topic}' from the broker at {bootstrap} ({error.args[0].str()})"
+            f"failed to read '{topic}' from the broker at {bootstrap} ({error_text(error.args[0])})"
         ) from error
     finally:
         consumer.close()
@@ -275,7 +275,7 @@ def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int]
     for message in messages:
         partition, offset, error = message.partition(), message.offset(), message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            raise VerifyInconclusive(f"{topic}-{partition} cannot be read at offset {offset}: {error.str()}")
+            raise VerifyInconclusive(f"{topic}-{partition} cannot be read at offset {offset}: {error_text(error)}")
         end = waiting.get(partition)
         if end is None:
             continue

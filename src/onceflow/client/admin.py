@@ -32,7 +32,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable, LeaderUnavailable, RequestRefused, UnknownTopic
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
 
@@ -132,7 +132,7 @@ class Admin:
     def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         """Delete each partition's records below an offset, -1 for its end; return the new log start offsets.
 
-        Raises UnknownTopic, RequestRefused (`offset_out_of_range`: the offset is above the partition's end).
+        Raises UnknownTopic, RequestRefused (`OFFSET_OUT_OF_RANGE`: the offset is above the partition's end).
         """
         self.cluster.require_topic(topic)
         starts: dict[int, int] = {}
@@ -213,7 +213,7 @@ class Admin:
         return self._router.retry(attempt)
 
     def delete_group(self, group: str) -> None:
-        """Delete a group and its offsets. RequestRefused: `group_id_not_found`, `non_empty_group`."""
+        """Delete a group and its offsets. RequestRefused: `GROUP_ID_NOT_FOUND`, `NON_EMPTY_GROUP`."""
         build = _message(apis.DELETE_GROUPS, groups_names=(group,))
         (result,) = self._router.ask_coordinator(group, apis.DELETE_GROUPS, build).results
         _check(f"group '{group}' was not deleted", result.error_code)
@@ -243,7 +243,7 @@ class Admin:
         return self._router.retry(attempt)
 
     def delete_group_offsets(self, group: str, topic: str, partitions: Iterable[int]) -> None:
-        """Delete the group's offsets of these partitions. RequestRefused: `group_subscribed_to_topic` and others."""
+        """Delete the group's offsets of these partitions. RequestRefused: `GROUP_SUBSCRIBED_TO_TOPIC` and others."""
         resource = [{"partition_index": index} for index in partitions]
         build = _message(apis.OFFSET_DELETE, group_id=group, topics=[{"name": topic, "partitions": resource}])
         response = self._router.ask_coordinator(group, apis.OFFSET_DELETE, build)
@@ -266,7 +266,7 @@ class Admin:
         ]
 
     def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """Describe the transaction of that id. RequestRefused: `transactional_id_not_found`."""
+        """Describe the transaction of that id. RequestRefused: `TRANSACTIONAL_ID_NOT_FOUND`."""
         build = _message(apis.DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
 
         def attempt() -> TransactionDescription:
@@ -330,7 +330,7 @@ def _check(failure: str, code: ErrorCode, message: str | None = None) -> None:
     """Raise the error of `code`; `failure` names what failed."""
     if code == ErrorCode.none:
         return
-    reason = f"{failure}: the broker returned {code.name}" + (f" ({message})" if message else "")
+    reason = f"{failure}: the broker returned {error_name(code)}" + (f" ({message})" if message else "")
     if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
         raise UnknownTopic(f"{reason}; {Remedy.LIST_TOPICS}")
     if code in _COORDINATOR_CODES or code == ErrorCode.unstable_offset_commit:

@@ -10,7 +10,7 @@ from onceflow.client.addresses import Address
 from onceflow.client.errors import ClientError
 from onceflow.client.security import Sasl
 from onceflow.remedies import Remedy
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 HANDSHAKE_VERSION = 1
@@ -42,7 +42,7 @@ def authenticate(ask: Ask, address: Address, sasl: Sasl) -> None:
     while True:
         response = ask(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, _authenticate_request(message))
         if response.error_code != ErrorCode.none:
-            reason = response.error_message or response.error_code.name
+            reason = response.error_message or error_name(response.error_code)
             raise AuthenticationFailed(
                 f"{address} refuses user '{sasl.username}' with {sasl.mechanism}: {reason}; {Remedy.USER_PASSWORD}"
             )

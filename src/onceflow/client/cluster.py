@@ -21,7 +21,7 @@ from onceflow.client.security import PLAINTEXT, Security
 from onceflow.remedies import Remedy
 from onceflow.wire import apis
 from onceflow.wire import fetch as wire_fetch
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 
 EARLIEST = -2
 LATEST = -1
@@ -235,7 +235,7 @@ class Cluster:
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit the next offset to read of each partition, without being a member of the group.
 
-        Raises RequestRefused with `unknown_member_id` while the group has members.
+        Raises RequestRefused with `UNKNOWN_MEMBER_ID` while the group has members.
         """
 
         def attempt() -> None:
@@ -323,5 +323,5 @@ def _check_partition(topic: str, partition: int, number: int) -> None:
         return
     code = ErrorCode(number)
     if code.retriable:
-        raise LeaderUnavailable(f"{topic}-{partition} cannot be read now: {code.name}; {Remedy.TRY_AGAIN}")
+        raise LeaderUnavailable(f"{topic}-{partition} cannot be read now: {error_name(code)}; {Remedy.TRY_AGAIN}")
     raise refused(f"{topic}-{partition} cannot be read", code)

@@ -1,9 +1,20 @@
-"""TLS and SASL settings under librdkafka's names; those in `security` are Kafka's."""
+"""TLS and SASL settings under librdkafka's names (those in `security` are Kafka's), and its errors as text."""
+
+from typing import TYPE_CHECKING
 
 from onceflow.client.security import MECHANISMS, Sasl, Security, Tls
+from onceflow.wire.errors import error_name
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
 
 _TRUSTED_BY_SYSTEM = "probe"
 """librdkafka searches the certificate directories of Linux distributions (`ssl.ca.location`)."""
+
+
+def error_text(error: "KafkaError") -> str:
+    """Return librdkafka's text, and Kafka's name of a code of the protocol, which is positive."""
+    return f"{error_name(error.code())} ({error.str()})" if error.code() > 0 else str(error.str())
 
 
 def librdkafka_settings(security: Security) -> dict[str, str]:

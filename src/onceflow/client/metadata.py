@@ -8,7 +8,7 @@ from typing import Any
 from onceflow.client.addresses import Address
 from onceflow.client.errors import LeaderUnavailable, RequestRefused
 from onceflow.remedies import Remedy
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 
 NO_LEADER = -1
 
@@ -57,7 +57,7 @@ def _topic(entry: Any) -> TopicMetadata:
         )
     if entry.error_code != ErrorCode.none:
         raise RequestRefused(
-            f"the metadata of topic '{entry.name}' was refused: {entry.error_code.name}", entry.error_code
+            f"the metadata of topic '{entry.name}' was refused: {error_name(entry.error_code)}", entry.error_code
         )
     partitions = sorted(entry.partitions, key=lambda partition: int(partition.partition_index))
     return TopicMetadata(

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import ProduceFailed
-from onceflow.client.librdkafka import librdkafka_settings
+from onceflow.client.librdkafka import error_text, librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 
 Config = str | int | float | bool
@@ -157,7 +157,7 @@ class EventWriter:
     def _failure(self, error: KafkaError) -> ProduceFailed:
         return ProduceFailed(
             f"{_events(self._failed or 1)} for {self.topic} at {self.bootstrap} not acknowledged, "
-            f"{self.delivered} acknowledged: {error.str()}"
+            f"{self.delivered} acknowledged: {error_text(error)}"
         )
 
 

@@ -19,7 +19,7 @@ from onceflow.client.metadata import NO_LEADER, ClusterMetadata, TopicMetadata, 
 from onceflow.client.security import Security
 from onceflow.remedies import Remedy
 from onceflow.wire import apis
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 
 RESPONSE_HEADROOM_BYTES = 1024 * 1024
 """Maximum size of a response beside the records of a fetch."""
@@ -247,7 +247,7 @@ def check_group(group: str, code: ErrorCode) -> None:
     """Raise the error of a group's response code."""
     if code in _COORDINATOR_CODES:
         raise CoordinatorUnavailable(
-            f"the offsets of group '{group}' are not available: {code.name}; {Remedy.TRY_AGAIN}"
+            f"the offsets of group '{group}' are not available: {error_name(code)}; {Remedy.TRY_AGAIN}"
         )
     if code != ErrorCode.none:
         raise refused(f"the offsets of group '{group}' were refused", code)
@@ -255,4 +255,6 @@ def check_group(group: str, code: ErrorCode) -> None:
 
 def refused(failure: str, code: ErrorCode, message: str | None = None) -> RequestRefused:
     """Return the error of a response code without a class of its own; `failure` names what failed."""
-    return RequestRefused(f"{failure}: the broker returned {code.name}" + (f" ({message})" if message else ""), code)
+    return RequestRefused(
+        f"{failure}: the broker returned {error_name(code)}" + (f" ({message})" if message else ""), code
+    )

@@ -28,7 +28,7 @@ from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis, produce
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.codecs import Codec
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
 from onceflow.wire.murmur2 import partition_for_key
@@ -355,7 +355,7 @@ class TransactionalProducer:
         code = ErrorCode(result.error_code)
         if code.retriable and code not in _RETRIABLE:
             raise LeaderUnavailable(
-                f"{topic}-{partition_index} accepts no records now: {code.name}; {Remedy.TRY_AGAIN}"
+                f"{topic}-{partition_index} accepts no records now: {error_name(code)}; {Remedy.TRY_AGAIN}"
             )
         self._check(code, result.error_message)
 
@@ -384,8 +384,8 @@ class TransactionalProducer:
         if code == ErrorCode.none:
             return
         if code in _RETRIABLE:
-            raise CoordinatorUnavailable(f"{self} cannot continue now: {code.name}; {Remedy.TRY_AGAIN}")
-        reason = f"{code.name} ({message})" if message else code.name
+            raise CoordinatorUnavailable(f"{self} cannot continue now: {error_name(code)}; {Remedy.TRY_AGAIN}")
+        reason = f"{error_name(code)} ({message})" if message else error_name(code)
         if code in _FENCED:
             raise ProducerFenced(
                 f"{self}: producer {self.producer_id} with epoch {self.epoch} was replaced by a newer one, or its "

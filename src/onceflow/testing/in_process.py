@@ -126,7 +126,10 @@ class Broker:
             )
         created = run.create_topic(name, partitions, dict(configs or {}))
         if created.error_code:
-            raise BrokerNotUsable(f"topic {name} was not created: {created.error_message or created.error_code.name}")
+            from onceflow.wire.errors import error_name
+
+            reason = created.error_message or error_name(created.error_code)
+            raise BrokerNotUsable(f"topic {name} was not created: {reason}")
         return name
 
     def _running(self) -> "_Run":

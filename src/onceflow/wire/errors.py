@@ -12,7 +12,16 @@ __all__ = [
     "MalformedFrame",
     "UnsupportedVersion",
     "WireError",
+    "error_name",
 ]
+
+
+def error_name(code: int) -> str:
+    """Return Kafka's name of an error code, such as UNKNOWN_TOPIC_OR_PARTITION, or the number of an unknown one."""
+    try:
+        return ErrorCode(code).name.upper()
+    except ValueError:
+        return f"error {code}"
 
 
 class WireError(OnceflowError):

@@ -85,7 +85,7 @@ def test_acks_0_gets_no_response(client: RawClient, caplog: pytest.LogCaptureFix
     assert client.produce("clicks", 0, batch_of(b"behind both")).base_offset == 3
     client.send_batch("clicks", 0, b"no batch", acks=0)
     assert client.receive_frame() == b""
-    assert "acks=0, invalid_record" in caplog.text
+    assert "acks=0, INVALID_RECORD" in caplog.text
 
 
 def test_refused_requests_are_not_remembered(broker: DrivenBroker, client: RawClient) -> None:

@@ -60,7 +60,7 @@ def test_at_least_once_repeats_an_ended_attempt(
 @pytest.mark.parametrize("api_key", [apis.PRODUCE, apis.INIT_PRODUCER_ID])
 def test_at_least_once_stops_at_fatal_codes(api_key: int, proxy: ResponseProxy, through: Cluster, topic: str) -> None:
     proxy.faults = [(api_key, 53)]
-    with pytest.raises(SinkStopped, match=r"transactional_id_authorization_failed \(53\)"):
+    with pytest.raises(SinkStopped, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED \(53\)"):
         AtLeastOnce(through, SETTINGS).write(Rows(topic, values_of(1)))
 
 
@@ -81,7 +81,7 @@ def test_none_sends_once_and_counts_losses(proxy: ResponseProxy, through: Cluste
             "in order, none twice"
         )
     proxy.faults = [(apis.PRODUCE, 29)]
-    with pytest.raises(SinkStopped, match=r"topic_authorization_failed \(29\)"):
+    with pytest.raises(SinkStopped, match=r"TOPIC_AUTHORIZATION_FAILED \(29\)"):
         write_once(through, Rows(topic, values_of(3)), SETTINGS)
 
 

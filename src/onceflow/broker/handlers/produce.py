@@ -17,7 +17,7 @@ from onceflow.log.errors import LogError
 from onceflow.wire import apis, produce
 from onceflow.wire.batch import HEADER_BYTES, read_header
 from onceflow.wire.codecs import Codec
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 from onceflow.wire.known_produce import KNOWN_VERSION, Known
 from onceflow.wire.produce import PartitionResponse, SinglePartitionResponse
 
@@ -134,7 +134,7 @@ class PendingProduce:
             self._reply.send([])
         else:
             # The client awaits no response: closing the connection is the only way to report the error, and Kafka's.
-            reason = f"acks=0, {ErrorCode(error.error_code).name}: {error.error_message}"
+            reason = f"acks=0, {error_name(error.error_code)}: {error.error_message}"
             self._reply.close_connection(reason)
 
 

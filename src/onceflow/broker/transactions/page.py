@@ -4,7 +4,7 @@
 """
 
 from onceflow.broker.transactions.transaction import NEXT_STATES, RESPONSES, Event, TransactionState
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 
 REQUESTS = {
     Event.INIT: "InitProducerId",
@@ -112,7 +112,7 @@ def _response(state: TransactionState, event: Event) -> str:
 
 
 def _named(code: ErrorCode) -> str:
-    return f"{code.name.upper()} ({code.value})"
+    return f"{error_name(code)} ({code.value})"
 
 
 if __name__ == "__main__":

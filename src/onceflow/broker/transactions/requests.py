@@ -59,7 +59,7 @@ class GroupOffsets(Protocol):
 
     @property
     def error_code(self) -> ErrorCode:
-        """`coordinator_not_available` if their log cannot be written until the next start."""
+        """`COORDINATOR_NOT_AVAILABLE` if their log cannot be written until the next start."""
         ...
 
     def complete_transaction(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:

@@ -35,6 +35,7 @@ from onceflow.client.classic.settings import (
 from onceflow.client.classic.streams import ConsumerTimeout, MessageStream, partition_of
 from onceflow.client.classic.topic_filter import TopicFilter
 from onceflow.client.errors import BrokerUnreachable, ClientError
+from onceflow.client.librdkafka import error_text
 from onceflow.wire import TopicPartition
 
 __all__ = ["ConsumerConnector", "ConsumerFailed", "ConsumerTimeout"]
@@ -226,7 +227,7 @@ class ConsumerConnector:
             self._subscribe(topics)
             self._serve()
         except KafkaException as failure:
-            error = ConsumerFailed(f"the consumer ended: {failure.args[0].str()}")
+            error = ConsumerFailed(f"the consumer ended: {error_text(failure.args[0])}")
         except Exception as failure:  # noqa: BLE001 - each stream raises it in its own thread
             error = failure
         for stream in self._streams:
@@ -273,7 +274,7 @@ class ConsumerConnector:
             names = self._consumer.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
             # Retried after the interval; librdkafka waits for its brokers in the same way.
-            _log.warning("the topics cannot be listed now: %s", error.args[0].str())
+            _log.warning("the topics cannot be listed now: %s", error_text(error.args[0]))
             return
         allowed = frozenset(name for name in names if not name.startswith("__") and topic_filter.allows(name))
         if allowed != self._subscribed:
@@ -326,7 +327,7 @@ class ConsumerConnector:
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
             if error.name() == "UNKNOWN_TOPIC_OR_PART":
-                _log.warning("%s; its streams stay empty until it is created", error.str())
+                _log.warning("%s; its streams stay empty until it is created", error_text(error))
             elif error.fatal() or not error.retriable():
                 raise KafkaException(error)
             return
@@ -365,7 +366,7 @@ class ConsumerConnector:
                 if committed.error is not None:
                     raise KafkaException(committed.error)
         except KafkaException as error:
-            raise ConsumerFailed(f"the offsets {new} were not committed: {error.args[0].str()}") from error
+            raise ConsumerFailed(f"the offsets {new} were not committed: {error_text(error.args[0])}") from error
         self._committed.update(new)
 
 

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from onceflow.client.addresses import parse_bootstrap
 from onceflow.client.errors import BrokerUnreachable, ClientError, UnknownTopic
+from onceflow.client.librdkafka import error_text
 from onceflow.client.producer import producer
 
 METADATA_AGE_S_MAX = 60.0
@@ -97,7 +98,7 @@ class Sender:
             first = outcomes[failed[0]] if failed else None
             raise SendFailed(
                 f"{len(failed) or pending} of {len(messages)} messages were not acknowledged by {self._bootstrap}: "
-                f"{first.str() if first else 'no response in time'}",
+                f"{error_text(first) if first else 'no response in time'}",
                 [messages[number].origin for number in failed] or [message.origin for message in messages],
             )
 

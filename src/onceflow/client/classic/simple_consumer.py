@@ -24,7 +24,7 @@ from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis
 from onceflow.wire import fetch as wire_fetch
 from onceflow.wire.batch import batches
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 
 FETCH_BYTES_MAX = 64 * 1024 * 1024
 
@@ -172,7 +172,7 @@ class SimpleConsumer:
         if code == ErrorCode.unknown_topic_or_partition:
             raise self._unknown(topic, partition)
         if code != ErrorCode.none:
-            raise RequestRefused(f"{topic}-{partition}: its offsets are not available: {code.name}", code)
+            raise RequestRefused(f"{topic}-{partition}: its offsets are not available: {error_name(code)}", code)
 
     def _unknown(self, topic: str, partition: int) -> UnknownTopic:
         return UnknownTopic(
@@ -215,7 +215,7 @@ class SimpleConsumer:
         if code == ErrorCode.unknown_topic_or_partition:
             raise self._unknown(wanted.topic, wanted.partition)
         if code != ErrorCode.none:
-            raise RequestRefused(f"{wanted} cannot be read at {self._connection.address}: {code.name}", code)
+            raise RequestRefused(f"{wanted} cannot be read at {self._connection.address}: {error_name(code)}", code)
         if result.records and not any(True for _ in batches(result.records)):
             return self.fetch(self._doubled(wanted))
         fetched = Fetched(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import AttemptEnded
 from onceflow.wire import apis
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, error_name
 
 
 class Refused(AttemptEnded):
@@ -152,11 +152,9 @@ _HINTS: dict[int, str] = {
 
 
 def code_name(code: int) -> str:
-    """Return Kafka's name of a code with its number."""
-    try:
-        return f"{ErrorCode(code).name} ({code})"
-    except ValueError:
-        return f"error {code}"
+    """Return Kafka's name of a code with its number, as in the table of steps."""
+    name = error_name(code)
+    return name if str(code) in name else f"{name} ({code})"
 
 
 def remedy(code: int) -> str:
