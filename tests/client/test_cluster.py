@@ -80,7 +80,7 @@ def test_metadata_request_does_not_create_topics(cluster: Cluster, topic: str) -
 
 @pytest.mark.parametrize(("name", "partitions"), [("no/slash", 1), ("fine", 0), ("x" * 250, 1)])
 def test_a_topic_that_the_broker_refuses(cluster: Cluster, name: str, partitions: int) -> None:
-    with pytest.raises(RequestRefused, match=f"topic '{name}' was not created: the broker returned invalid_"):
+    with pytest.raises(RequestRefused, match=f"topic '{name}' was not created: the broker returned INVALID_"):
         cluster.create_topic(name, partitions)
 
 

@@ -1,6 +1,6 @@
 """Names of error codes, compared with those that kafka-python copied from Kafka."""
 
-from kafka import errors as theirs
+import pytest
 
 from onceflow.wire.errors import ErrorCode, error_name
 
@@ -9,7 +9,10 @@ RENAMED |= {17: "INVALID_TOPIC", 39: "INVALID_REPLICATION_ASSIGNMENT"}
 """Older names of Kafka, and kafka-python's own."""
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_error_names_are_kafkas() -> None:
+    from kafka import errors as theirs
+
     classes = [each for each in vars(theirs).values() if isinstance(each, type)]
     names = {each.errno: each.message for each in classes if issubclass(each, theirs.BrokerResponseError)}
     del names[None]

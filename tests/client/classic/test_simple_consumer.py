@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition
 
 from onceflow.client.addresses import parse_address
 from onceflow.client.classic import FetchRequest, SimpleConsumer
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import (
     BrokerUnreachable,
+    ConnectionLost,
     OffsetOutOfRange,
+    RequestRefused,
     ResponseTooLarge,
     UnknownTopic,
     UnsupportedBroker,
@@ -135,3 +138,42 @@ def test_what_does_not_exist_is_said(consumer: SimpleConsumer, cluster: Cluster,
         consumer.fetch(FetchRequest(topic, 0, 0))
     with pytest.raises(BrokerUnreachable):
         SimpleConsumer("127.0.0.1", 1)
+
+
+def test_offsets_are_committed_and_fetched(consumer: SimpleConsumer, cluster: Cluster, topic: str) -> None:
+    """Article C: offset commit and fetch of the simple consumer; any client of the group reads them."""
+    other = f"{topic}-other"
+    cluster.create_topic(topic, 2)
+    cluster.create_topic(other, 1)
+    places = [(topic, 0), (topic, 1), (other, 0)]
+    assert consumer.fetch_offsets(topic, places) == {}
+    consumer.commit_offsets(topic, {(topic, 1): 7, (other, 0): 2**40})
+    assert consumer.fetch_offsets(topic, places) == {(topic, 1): 7, (other, 0): 2**40}
+    assert consumer.fetch_offsets(topic, [(other, 0)]) == {(other, 0): 2**40}
+    assert consumer.fetch_offsets(f"{topic}-group", places) == {}
+    with pytest.raises(UnknownTopic):
+        consumer.fetch_offsets(topic, [(f"{topic}-none", 0)])
+    with pytest.raises(RequestRefused, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        consumer.commit_offsets(topic, {(topic, 2): 1})
+    theirs = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": topic, "enable.auto.commit": False})
+    try:
+        read = theirs.committed([TopicPartition(*place) for place in places], timeout=30)
+        assert [partition.offset for partition in read] == [OFFSET_INVALID, 7, 2**40]
+        theirs.commit(offsets=[TopicPartition(topic, 0, 3)], asynchronous=False)
+    finally:
+        theirs.close()
+    assert consumer.fetch_offsets(topic, places) == {(topic, 0): 3, (topic, 1): 7, (other, 0): 2**40}
+
+
+def test_offsets_follow_a_moved_coordinator(proxy: FaultyProxy, cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, 1)
+    with SimpleConsumer(*proxy.address) as consumer:
+        consumer.commit_offsets(topic, {(topic, 0): 1})
+        proxy.faults = [(apis.OFFSET_COMMIT, "not_coordinator")]
+        consumer.commit_offsets(topic, {(topic, 0): 2})
+        assert proxy.coordinators_asked == 2
+        assert consumer.fetch_offsets(topic, [(topic, 0)]) == {(topic, 0): 2}
+    with pytest.raises(ConnectionLost, match="was closed"):
+        consumer.fetch_offsets(topic, [(topic, 0)])
+    with pytest.raises(ConnectionLost, match="was closed"):
+        consumer.commit_offsets(topic, {})

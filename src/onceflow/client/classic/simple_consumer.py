@@ -1,15 +1,16 @@
 """`SimpleConsumer`: reads one broker's partitions at offsets that the caller chooses, with its own requests, no
 group."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 from onceflow.client import requests
+from onceflow.client.addresses import Address
 from onceflow.client.classic.messages import MessageAndOffset
-from onceflow.client.cluster import EARLIEST, LATEST, Fetched
+from onceflow.client.cluster import EARLIEST, LATEST, Cluster, Fetched
 from onceflow.client.connection import Connection
 from onceflow.client.errors import (
     ConnectionLost,
@@ -75,8 +76,9 @@ class SimpleConsumer:
     A message larger than `max_size` is read by doubling the size up to `fetch_bytes_max`, beyond which it raises
     ResponseTooLarge. With `on_out_of_range` "fail" an offset that the log does not have raises OffsetOutOfRange;
     "earliest" and "latest" continue at the log's start or end. Records of aborted transactions are left out, those of
-    open ones not yet visible. A broken connection is reopened, once per request. Raises BrokerUnreachable,
-    ConnectionLost, RequestTimedOut, UnknownTopic, RequestRefused.
+    open ones not yet visible. A broken connection is reopened, once per request. Committed offsets are those of the
+    group's coordinator, found through the same broker. Raises BrokerUnreachable, ConnectionLost,
+    RequestTimedOut, UnknownTopic, RequestRefused.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class SimpleConsumer:
             raise ValueError(f"on_out_of_range={on_out_of_range!r} is not valid; expected fail, earliest or latest")
         self._connect = partial(Connection, host, port, timeout_ms=timeout_ms, client_id=client_id)
         self._connection = self._connect()
+        self._cluster = Cluster(str(Address(host, port)), timeout_ms=timeout_ms, client_id=client_id)
         self._is_closed = False
         self._client_id = client_id
         self._wait_ms = wait_ms
@@ -114,19 +117,23 @@ class SimpleConsumer:
         """Close the connection; later requests raise ConnectionLost."""
         self._is_closed = True
         self._connection.close()
+        self._cluster.close()
 
     def _request(self, send: Callable[[Connection], _T]) -> _T:
         """Return the response; retry once over a new connection if the old one was closed, since reads are idempotent.
 
         Kafka's class did the same (SimpleConsumer.sendRequest).
         """
-        if self._is_closed:
-            raise ConnectionLost(f"the consumer of {self._connection.address} was closed; create a new one")
+        self._require_open()
         try:
             return send(self._connection)
         except ConnectionLost:
             self._connection = self._connect()
             return send(self._connection)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionLost(f"the consumer of {self._connection.address} was closed; create a new one")
 
     def fetch(self, request: FetchRequest) -> MessageSet:
         """Return the messages from `request.offset`; none if the log ends there."""
@@ -167,6 +174,31 @@ class SimpleConsumer:
         entry = response.topics[0].partitions[0]
         self._check_offsets(topic, partition, entry.error_code)
         return [int(offset) for offset in entry.old_style_offsets]
+
+    def commit_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit the next offset to read of each (topic, partition) for a group without members.
+
+        Raises CoordinatorUnavailable, and RequestRefused, with `UNKNOWN_MEMBER_ID` while the group has members.
+        """
+        self._require_open()
+        for topic in dict.fromkeys(topic for topic, _ in offsets):
+            wanted = {partition: offset for (name, partition), offset in offsets.items() if name == topic}
+            self._cluster.commit_offsets(group_id, topic, wanted)
+
+    def fetch_offsets(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the group's committed offset of each of the partitions that has one.
+
+        Raises UnknownTopic, CoordinatorUnavailable.
+        """
+        self._require_open()
+        wanted = list(partitions)
+        topics = dict.fromkeys(topic for topic, _ in wanted)
+        committed = {topic: self._cluster.committed_offsets(group_id, topic) for topic in topics}
+        return {
+            (topic, partition): committed[topic][partition]
+            for topic, partition in wanted
+            if partition in committed[topic]
+        }
 
     def _check_offsets(self, topic: str, partition: int, code: ErrorCode) -> None:
         if code == ErrorCode.unknown_topic_or_partition:
