@@ -13,8 +13,8 @@ RENAMED |= {17: "INVALID_TOPIC", 39: "INVALID_REPLICATION_ASSIGNMENT"}
 def test_error_names_are_kafkas() -> None:
     from kafka import errors as theirs
 
-    classes = [each for each in vars(theirs).values() if isinstance(each, type)]
-    names = {each.errno: each.message for each in classes if issubclass(each, theirs.BrokerResponseError)}
+    classes = [kind for kind in vars(theirs).values() if isinstance(kind, type)]
+    names = {kind.errno: kind.message for kind in classes if issubclass(kind, theirs.BrokerResponseError)}
     del names[None]
     compared = {code.value for code in ErrorCode} & names.keys()
     assert len(compared) > 125

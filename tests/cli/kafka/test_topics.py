@@ -92,7 +92,7 @@ def test_an_unknown_topic(run: Run, topic: str, words: list[str]) -> None:
         (
             ["topic", "create", "no/slash"],
             1,
-            "onceflow: topic 'no/slash' was not created: the broker returned invalid_",
+            "onceflow: topic 'no/slash' was not created: the broker returned INVALID_",
         ),
         (["topic", "describe"], 2, "Missing argument 'NAME...'"),
         (["topic", "descibe", "x"], 2, "No such command 'descibe'. Did you mean 'describe'?"),

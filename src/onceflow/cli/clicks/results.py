@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onceflow.cli.kafka.record_layout import to_layout
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.record_layout import to_layout
 from onceflow.cli.security import open_cluster
 
 if TYPE_CHECKING:
-    from onceflow.cli.kafka.record_layout import Layout
+    from onceflow.cli.record_layout import Layout
     from onceflow.clicks.results import DeadPointer, Results, Snapshot
     from onceflow.wire.batch import Record
 

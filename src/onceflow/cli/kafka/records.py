@@ -11,9 +11,9 @@ from typing import IO
 import click
 
 from onceflow.cli.kafka.offset_range import OffsetRange, Place, resolve, to_offset_range, wanted_partitions
-from onceflow.cli.kafka.record_layout import Layout, to_layout
 from onceflow.cli.options import bootstrap_option
 from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.record_layout import Layout, to_layout
 from onceflow.cli.security import open_cluster, security
 from onceflow.errors import OnceflowError
 
