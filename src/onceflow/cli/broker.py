@@ -105,7 +105,12 @@ def _print_settings(ctx: click.Context, _parameter: click.Parameter, is_wanted: 
     callback=_print_settings,
     help="Print every setting with its default as a server.properties file, then exit.",
 )
-def broker(config_file: Path | None, **options: str | None) -> None:
+@click.option(
+    "--strict-settings",
+    is_flag=True,
+    help="Refuse Kafka's settings that have no effect here, instead of a warning at the start.",
+)
+def broker(config_file: Path | None, strict_settings: bool, **options: str | None) -> None:
     """Run a durable broker that speaks Kafka's protocol.
 
     Kafka clients work with it unchanged. A record acknowledged with acks=all is on disk: it survives a killed broker
@@ -121,6 +126,10 @@ def broker(config_file: Path | None, **options: str | None) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     resolved = _resolve(config_file, options)
     config = resolved.config
+    if resolved.without_effect and strict_settings:
+        raise click.UsageError(
+            f"settings without effect here: {', '.join(resolved.without_effect)}; omit them, or --strict-settings"
+        )
     if config.host in ANY_ADDRESS and config.advertised is None:
         raise OnceflowError(
             f"--listen {config.host}:{config.port} accepts connections on every address of this machine; "
@@ -128,6 +137,8 @@ def broker(config_file: Path | None, **options: str | None) -> None:
         )
     for note in resolved.notes:
         logger.info("%s", note)
+    if resolved.without_effect:
+        logger.warning("settings without effect here: %s", ", ".join(resolved.without_effect))
     for warning in resolved.warnings:
         logger.warning("%s", warning)
     if not _is_this_machine_alone(config.host):

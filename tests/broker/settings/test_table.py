@@ -245,6 +245,26 @@ def test_broker_starts_from_file_and_environment(tmp_path: Path, monkeypatch: py
     assert "open to other machines" not in log
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_settings_without_effect_are_listed(tmp_path: Path, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.io.threads=8\nnum.partitions=3\nlog.preallocate=false\nreplica.lag.time.max.ms=10000\n")
+    monkeypatch.setenv("ONCEFLOW_BROKER_ZOOKEEPER_CONNECT", "localhost:2181")
+    listed = "settings without effect here: num.io.threads, replica.lag.time.max.ms, zookeeper.connect"
+    if strict:
+        refused = run("--data", str(tmp_path / "data"), "--config-file", str(file), "--strict-settings")
+        assert (refused.exit_code, f"Error: {listed}; omit them" in refused.stderr) == (2, True)
+        assert not (tmp_path / "data").exists()
+        return
+    with BrokerProcess(tmp_path / "data", 0, "--config-file", str(file)) as broker:
+        lines = broker.log_path.read_text().splitlines()
+    assert [line.partition(" WARNING ")[2] for line in lines if " WARNING " in line] == [listed]
+    file.write_text("log.preallocate=false\n")
+    monkeypatch.delenv("ONCEFLOW_BROKER_ZOOKEEPER_CONNECT")
+    with BrokerProcess(tmp_path / "quiet", 0, "--config-file", str(file), "--strict-settings") as broker:
+        assert "WARNING" not in broker.log_path.read_text()
+
+
 def test_open_listener_logs_a_warning(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "open", 0, "--listen", "0.0.0.0:0", "--advertise", "127.0.0.1:9") as broker:
         assert "open to other machines" in broker.log_path.read_text()

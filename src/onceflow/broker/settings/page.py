@@ -35,7 +35,8 @@ def _lines() -> Iterator[str]:
     for name, (value, reason) in FIXED.items():
         yield f"| `{name}` | `{value}` | {reason} |"
     yield "\n### Kafka settings without effect\n"
-    yield "They configure parts that only Kafka has. Accepted with any value, and logged.\n"
+    yield "They configure parts that only Kafka has. Accepted with any value, and listed in a warning at the start.\n"
+    yield "With `--strict-settings` the broker does not start.\n"
     yield from _reasons(WITHOUT_EFFECT)
     yield "\n### Kafka settings that are refused\n"
     yield "A user who sets one of these relies on it, so the broker does not start.\n"

@@ -37,11 +37,12 @@ class Source:
 
 @dataclass
 class Resolved:
-    """The settings of all sources, with the notes and warnings to log."""
+    """The settings of all sources, with the notes and warnings to log, and the names that have no effect."""
 
     config: BrokerConfig
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
 
 
 def resolve(*sources: Source) -> Resolved:
@@ -59,7 +60,9 @@ def resolve(*sources: Source) -> Resolved:
         warnings += _warnings(source)
     if "data" not in values:
         raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
-    return Resolved(_config(values), notes, warnings)
+    given = dict.fromkeys(name for source in sources for name in source.given)
+    without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
+    return Resolved(_config(values), notes, warnings, without_effect)
 
 
 def _require_known(source: Source) -> None:
