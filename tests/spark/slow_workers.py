@@ -4,10 +4,13 @@ Spark gives the Python worker of a streaming source 10 s to start and has no set
 the first micro-batch, so a sink that serves one start has not been called yet.
 """
 
+from collections.abc import Callable
+
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from onceflow.clicks.restarts import TRANSIENT_IN_SPARK
+from onceflow.errors import OnceflowError
 
 STARTS_MAX = 10
 WITHIN_S = 300
@@ -25,6 +28,17 @@ def finish(writer: DataStreamWriter, within_s: float = WITHIN_S) -> StreamingQue
                 raise
         else:
             return query
+    raise AssertionError(f"Spark's worker was too slow {STARTS_MAX} times")
+
+
+def restarted(run: Callable[[], None]) -> None:
+    """Run a pipeline, again where Spark's worker was too slow. Raises what it failed with."""
+    for _ in range(STARTS_MAX):
+        try:
+            return run()
+        except OnceflowError as error:
+            if not is_too_slow(error):
+                raise
     raise AssertionError(f"Spark's worker was too slow {STARTS_MAX} times")
 
 
