@@ -28,7 +28,7 @@ class Clicks(NamedTuple):
     """Topic, number of its clicks, and sums by uid."""
 
     topic: str
-    count: int
+    count: int  # type: ignore[assignment]
     sums: dict[bytes, int]
 
 

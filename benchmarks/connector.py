@@ -6,7 +6,7 @@ JVM and its Python workers, without Kafka and Redis, which all share.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks import clicks_topic, flink, killed_drain, latency
 from benchmarks.child import Child
@@ -78,14 +78,14 @@ def drain(stage: Stage) -> Iterator[Line]:
 
 def drained(stage: Stage, pipeline: str) -> Run:
     """Return the result of a drain by a Spark driver."""
-    work = stage.counting(pipeline, stage.clicks.topic, offsets_per_trigger_max=EVENTS_PER_BATCH_MAX)
+    work: dict[str, Any] = stage.counting(pipeline, stage.clicks.topic, offsets_per_trigger_max=EVENTS_PER_BATCH_MAX)
     return one_drain(stage, stage.driver(PEER if pipeline == "jvm" else OURS), work)
 
 
 def one_drain(stage: Stage, child: Child, work: dict[str, object]) -> Run:
     """Return the result of a drain with correct sums. Raises SystemExit."""
     before = child.cpu_seconds()
-    seconds = child.ask("drain", **work)["seconds"]
+    seconds = child.ask("drain", **work)["seconds"]  # type: ignore[arg-type]
     cpu_seconds = child.cpu_seconds() - before
     wrong = stage.wrong_users(work)
     if wrong:
@@ -101,7 +101,7 @@ def drain_beside_flink(stage: Stage) -> Iterator[Line]:
         yield row(name, "PyFlink", "", f"not measured: {results}", "", "1, 1.5", "")
         return
     with Child(results.command, stage.directory / "flink.log") as child:
-        runs = rounds(
+        runs: dict[str, list[Run]] = rounds(
             {
                 "pushdown": partial(drained, stage, "pushdown"),
                 "flink": lambda: one_drain(stage, child, stage.counting("flink", stage.clicks.topic)),
@@ -127,7 +127,7 @@ def latency_at(rate: int, stage: Stage) -> Iterator[Line]:
 
 def kafka_sink(count: int, stage: Stage) -> Iterator[Line]:
     """Yield the rows of both codecs: the same cached rows, exactly once here, at least once for the peer."""
-    shared = {
+    shared: dict[str, Any] = {
         "bootstrap": stage.bootstrap,
         "topic": stage.clicks.topic,
         "count": count,
@@ -150,7 +150,7 @@ def kafka_sink(count: int, stage: Stage) -> Iterator[Line]:
         yield sides.cpu(name, "JVM sink, at least once", None)
 
 
-def sink_work(stage: Stage, source: str, compression: str) -> dict[str, str]:
+def sink_work(stage: Stage, source: str, compression: str) -> dict[str, Any]:
     """Return a task with a fresh output topic and a fresh topic of ticks."""
     name = stage.fresh(f"sink-{source}-{compression}")
     for topic, partitions in ((name, clicks_topic.PARTITIONS), (f"{name}-ticks", 1)):
@@ -165,7 +165,7 @@ def sink_work(stage: Stage, source: str, compression: str) -> dict[str, str]:
     }
 
 
-def written(stage: Stage, work: Mapping[str, str], count: int) -> Run:
+def written(stage: Stage, work: Mapping[str, Any], count: int) -> Run:
     """Return the result of one write."""
     driver = stage.driver(work["source"])
     before = driver.cpu_seconds()

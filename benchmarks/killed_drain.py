@@ -32,11 +32,11 @@ def wrong_users(stage: Stage, pipeline: str) -> int:
 def wait_for_changes(stage: Stage, hash_key: str, driver: Child) -> None:
     """Until the busiest user's sum has changed so often. Raises ChildFailed where it does not."""
     busiest = max(stage.clicks.sums, key=lambda uid: stage.clicks.sums[uid])
-    last = stage.redis.hget(f"{{{hash_key}}}:count", busiest)  # type: ignore[arg-type]
+    last = stage.redis.hget(f"{{{hash_key}}}:count", busiest)
     deadline = time.monotonic() + SECONDS_MAX
     changes = 0
     while changes < CHANGES:
-        now = stage.redis.hget(f"{{{hash_key}}}:count", busiest)  # type: ignore[arg-type]
+        now = stage.redis.hget(f"{{{hash_key}}}:count", busiest)
         changes += now != last
         last = now
         if time.monotonic() > deadline or driver.has_ended:

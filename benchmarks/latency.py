@@ -76,11 +76,11 @@ def watch(client: redis.Redis, work: Mapping[str, Any], count: int, timeout_s: f
 def events_counted(client: redis.Redis, work: Mapping[str, Any]) -> int:
     """Return the contender's number of counted events; 0 while a batch is being written, which hides the number."""
     if work["pipeline"] == "jvm":
-        return int(client.hget(f"{{{work['hash_key']}}}:total", "events") or 0)  # type: ignore[arg-type]
-    complete, offsets = client.hmget(f"{{{work['hash_key']}}}:onceflow", "complete", "offsets")  # type: ignore[misc]
+        return int(client.hget(f"{{{work['hash_key']}}}:total", "events") or 0)
+    complete, offsets = client.hmget(f"{{{work['hash_key']}}}:onceflow", "complete", "offsets")
     if complete != b"1":
         return 0
-    return sum(json.loads(offsets).get(work["topic"], {}).values())
+    return sum(json.loads(offsets or "{}").get(work["topic"], {}).values())
 
 
 def latencies_ms(ticks: list[tuple[int, float]], seen: list[tuple[int, float]]) -> Any:
@@ -94,6 +94,6 @@ def latencies_ms(ticks: list[tuple[int, float]], seen: list[tuple[int, float]]) 
 
 def require_equal(stage: Stage, work: Mapping[str, Any], sent: Mapping[str, Any]) -> None:
     """Raise SystemExit unless all clicks are counted once."""
-    counted = sum(map(int, stage.redis.hvals(f"{{{work['hash_key']}}}:count")))  # type: ignore[arg-type]
+    counted = sum(map(int, stage.redis.hvals(f"{{{work['hash_key']}}}:count")))
     if counted != sent["clicks"]:
         raise SystemExit(f"{work['pipeline']} counted {counted} clicks of {sent['clicks']}")

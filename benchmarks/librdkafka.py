@@ -104,7 +104,7 @@ def end_to_end(peer: Peer, topic: str, rate: int, seconds: float) -> tuple[float
             message = consumer.poll(10)
             assert message is not None, f"only {len(taken)} of {count} records came"
             if message.error() is None:
-                taken.append(1000 * (time.perf_counter() - float(message.value())))
+                taken.append(1000 * (time.perf_counter() - float(message.value() or 0)))
 
     reader = threading.Thread(target=read)
     reader.start()

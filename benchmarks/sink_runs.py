@@ -81,7 +81,7 @@ class OurQuery:
     """Query on a topic of ticks: for each tick, its sink gets the cached rows instead of the tick."""
 
     def __init__(self, spark: SparkSession, work: Mapping[str, Any]) -> None:
-        self._sink: KafkaSink = kafka_sink(
+        self._sink: KafkaSink = kafka_sink(  # type: ignore[assignment]
             work["bootstrap"], topic=work["target"], checkpoint=work["checkpoint"], compression=work["compression"]
         )
         self._sink.open(spark)

@@ -41,7 +41,7 @@ class UnsyncedDisk(RealDisk):
 def fill(directory: Path, segments: int) -> None:
     """Replace the empty log in `directory` by segments of 1 GB each; its broker has stopped."""
     disk = UnsyncedDisk()
-    no_producers = Producers(directory.name, LogConfig()).snapshot().encode()
+    no_producers = Producers(directory.name, LogConfig()).snapshot()
     now_ms = int(time.time() * 1000)
     for number in range(segments):
         segment = Segment(disk, directory, number * SEGMENT_BATCHES, create=True)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -240,7 +240,7 @@ def filled(bootstrap: str, cluster: Cluster, topic: str) -> Callable[..., str]:
     def fill(values: list[bytes], *, partitions: int = 1, partition: int = 0) -> str:
         cluster.create_topic(topic, partitions)
         # librdkafka waits up to 0.5 s for a producer id, which these tests do not need.
-        with EventWriter(bootstrap, topic, **{"enable.idempotence": False}) as writer:
+        with EventWriter(bootstrap, topic, **cast(Any, {"enable.idempotence": False})) as writer:
             for number, value in enumerate(values):
                 writer.write(None, value, 1000 + number, partition)
         return topic

@@ -122,7 +122,9 @@ ASKS = re.compile(
 
 def messages(tree: ast.Module) -> Iterator[ast.Constant]:
     """Yield the texts of a module that may belong to messages: neither docstrings nor usage."""
-    left_out = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and not _is_call(node.value)]
+    left_out: list[ast.AST] = [
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and not _is_call(node.value)
+    ]
     left_out += [node for node in ast.walk(tree) if _is_call(node, USAGE_ERRORS)]
     inside = {id(node) for part in left_out for node in ast.walk(part)}
     for node in ast.walk(tree):
@@ -142,5 +144,5 @@ def test_no_message_has_its_own() -> None:
         name = path.relative_to(SOURCE).with_suffix("").as_posix()
         texts = [node for node in messages(ast.parse(path.read_text())) if not str(node.value).startswith(NO_REMEDY)]
         remedies_inline = [node for node in texts if ASKS.search(str(node.value))]
-        own += [f"{name}:{node.lineno}: {node.value}" for node in remedies_inline if name not in USAGE]
+        own += [f"{name}:{node.lineno}: {node.value!s}" for node in remedies_inline if name not in USAGE]
     assert not own, "put it into onceflow.remedies"

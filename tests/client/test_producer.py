@@ -1,6 +1,7 @@
 """The producer: keys land where Java's client puts them, nothing is lost silently."""
 
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_topic_and_broker_are_required(bootstrap: str, topic: str) -> None:
 
 def test_a_full_queue_makes_the_writer_wait(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1)
-    with EventWriter(bootstrap, topic, linger_ms=0, **{"queue.buffering.max.messages": 10}) as writer:
+    with EventWriter(bootstrap, topic, linger_ms=0, **cast(Any, {"queue.buffering.max.messages": 10})) as writer:
         for number in range(1000):
             writer.write(None, b"%d" % number)
     assert writer.delivered == 1000
@@ -104,7 +105,7 @@ def test_unaccepted_events_are_an_error(tmp_path_factory: pytest.TempPathFactory
 def hurried(bootstrap: str, topic: str, **config: int) -> EventWriter:
     """A writer that soon gives an event up; its first was acknowledged, which on a busy machine may take longer."""
     for timeout_ms in (500, 2_000, 10_000):
-        writer = EventWriter(bootstrap, topic, **{"delivery.timeout.ms": timeout_ms}, **config)
+        writer = EventWriter(bootstrap, topic, **cast(Any, {"delivery.timeout.ms": timeout_ms, **config}))
         with suppress(ProduceFailed):
             writer.write(None, b"first")
             writer.flush()

@@ -65,7 +65,7 @@ def test_many_batches_keep_their_order(bootstrap: str, cluster: Cluster, topic: 
         for partition, end in cluster.list_offsets(topic, dict.fromkeys(range(3), LATEST)).items()
         for record in read_records(cluster, topic, partition, 0, end.offset)
     ]
-    assert sorted(stored) == sorted(b"%d-%d" % (round_, number) for round_ in range(3) for number in range(300))
+    assert sorted(stored) == sorted(b"%d-%d" % (round_, number) for round_ in range(3) for number in range(300))  # type: ignore[type-var]
 
 
 def test_offsets_come_with_the_commit_alone(bootstrap: str, cluster: Cluster, topic: str) -> None:

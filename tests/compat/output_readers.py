@@ -70,7 +70,7 @@ class UncommittedReader(threading.Thread):
         for message in messages:
             error = message.error()
             if error is None:
-                self.read.append(((message.partition(), message.offset()), int(message.value())))
+                self.read.append(((message.partition() or 0, message.offset() or 0), int(message.value() or b"")))
             elif error.code() not in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
                 self.error = error
 
@@ -97,11 +97,12 @@ def read_to_end(bootstrap: str, topic: str, partitions: int, isolation: str) -> 
         while len(ends) < partitions:
             assert time.monotonic() < deadline, f"{isolation}: of {partitions} partitions only {sorted(ends)} ended"
             for message in consumer.consume(1000, timeout=0.1):
-                if message.error() is None:
-                    read.append(((message.partition(), message.offset()), int(message.value())))
+                error = message.error()
+                if error is None:
+                    read.append(((message.partition() or 0, message.offset() or 0), int(message.value() or b"")))
                     continue
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                ends[message.partition()] = message.offset()
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ends[message.partition() or 0] = message.offset() or 0
     finally:
         consumer.close()
     return read, ends

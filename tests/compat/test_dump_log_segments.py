@@ -43,7 +43,7 @@ def fill(bootstrap: str, topic: str, begin_ms: int) -> None:
         producer = Producer({**settings, "batch.num.messages": 10, "compression.type": codec})
         for number in range(10):
             headers = [("header", b"x"), ("null", None)]
-            producer.produce(topic, b"value" * number, b"key", headers=headers, timestamp=next(times_ms))
+            producer.produce(topic, b"value" * number, b"key", headers=headers, timestamp=next(times_ms))  # type: ignore[arg-type]
         deliver(producer)
     producer = Producer({**fives, "transactional.id": topic})
     producer.init_transactions(WAIT_SECONDS)

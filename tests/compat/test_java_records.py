@@ -42,7 +42,7 @@ def by_place(record: dict[str, Any]) -> tuple[int, int]:
 def read_with_librdkafka(bootstrap: str, topic: str) -> list[dict[str, Any]]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "check.crcs": True})
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
-    records = []
+    records: list[dict[str, Any]] = []
     deadline = time.monotonic() + WAIT_SECONDS
     while len(records) < RECORDS and time.monotonic() < deadline:
         for message in consumer.consume(RECORDS, 0.2):
@@ -54,7 +54,7 @@ def read_with_librdkafka(bootstrap: str, topic: str) -> list[dict[str, Any]]:
                     "timestamp": message.timestamp()[1],
                     "key": text(message.key()),
                     "value": text(message.value()),
-                    "headers": [[name, text(value)] for name, value in message.headers() or []],
+                    "headers": [[name, text(value)] for name, value in message.headers() or []],  # type: ignore[arg-type]
                 }
             )
     consumer.close()

@@ -187,7 +187,7 @@ class Copy:
         else:
             self._bounce_copiers()
         for copier in self._copiers:
-            until(lambda copier=copier: copier.is_done, DONE_SECONDS, lambda copier=copier: self._state(copier))
+            until(lambda copier=copier: copier.is_done, DONE_SECONDS, lambda copier=copier: self._state(copier))  # type: ignore[misc]
         until(lambda: self._console.count >= self.cell.messages, 90, lambda: self._console.count)
         self._console.end(signal.SIGTERM)
 

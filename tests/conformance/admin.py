@@ -165,7 +165,7 @@ def describing_lists(side: Side) -> None:
     resource = {"resource_type": TOPIC, "resource_name": topic, "configuration_keys": ["flush.messages"]}
     for resources in ((), (resource, resource), ({**resource, "configuration_keys": ["no.such", ""]},)):
         for flag in (False, True):
-            fields = {"include_synonyms": flag, "include_documentation": flag}
+            fields: dict[str, Any] = {"include_synonyms": flag, "include_documentation": flag}
             side.ask(apis.DESCRIBE_CONFIGS, 4, resources=resources, **fields)
 
 
@@ -208,7 +208,7 @@ def reassignments(side: Side) -> None:
 def cluster(side: Side) -> None:
     for kind in (1, 2, 0, 9):
         for version in (1, 2):
-            fields = {"include_cluster_authorized_operations": False, "include_fenced_brokers": True}
+            fields: dict[str, Any] = {"include_cluster_authorized_operations": False, "include_fenced_brokers": True}
             side.ask(apis.DESCRIBE_CLUSTER, version, endpoint_type=kind, **fields)
 
 

@@ -84,7 +84,7 @@ def aborted(side: Side) -> None:
             fetched(side, topic, (0, 0), version=version, isolation_level=isolation_level)
     for offset in range(1, 7):
         fetched(side, topic, (0, offset), isolation_level=1)
-    listing = {"replica_id": -1, "isolation_level": 1}
+    listing: dict[str, Any] = {"replica_id": -1, "isolation_level": 1}
     places = [{"partition_index": 0, "timestamp": value} for value in (-1, -3)]
     for place in places:
         side.ask(apis.LIST_OFFSETS, 7, **listing, topics=[{"name": topic, "partitions": [place]}])

@@ -73,7 +73,7 @@ HEARTBEAT = ("group_id", "generation_id", "member_id", "group_instance_id")
 
 def in_no_group(side: Side) -> None:
     for group in (side.group, ""):
-        who = {"group_id": group, "generation_id": 1, "member_id": "m"}
+        who: dict[str, Any] = {"group_id": group, "generation_id": 1, "member_id": "m"}
         side.ask(apis.HEARTBEAT, 4, **who)
         side.ask(apis.SYNC_GROUP, 5, **sync_fields(group, "m"))
         members = [{"member_id": "m", "group_instance_id": None}]
@@ -92,9 +92,9 @@ def before_the_assignment(side: Side) -> None:
     member_id = side.ask_quietly(apis.JOIN_GROUP, 9, **join_fields(side.group)).member_id
     side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
     side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, member_id))
-    who = {"group_id": side.group, "generation_id": 1, "member_id": member_id}
+    who: dict[str, Any] = {"group_id": side.group, "generation_id": 1, "member_id": member_id}
     side.ask(apis.HEARTBEAT, 4, **who)
-    generation = {"generation_id_or_member_epoch": 1, "member_id": member_id}
+    generation: dict[str, Any] = {"generation_id_or_member_epoch": 1, "member_id": member_id}
     side.ask(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic, **generation))
     side.ask(apis.DESCRIBE_GROUPS, 5, groups=[side.group], include_authorized_operations=False)
     side.ask(apis.DELETE_GROUPS, 2, groups_names=[side.group])
@@ -144,7 +144,7 @@ def a_rebalance_of_two(side: Side) -> None:
     side.send(apis.JOIN_GROUP, 9, on="b", **join_fields(side.group, second))
     side.until(lambda response: response.groups[0].group_state == "PreparingRebalance", **describing(side))
     side.ask(**describing(side))
-    who = {"group_id": side.group, "generation_id": 1, "member_id": first}
+    who: dict[str, Any] = {"group_id": side.group, "generation_id": 1, "member_id": first}
     side.ask(apis.HEARTBEAT, 4, **who)
     side.ask(apis.SYNC_GROUP, 5, **sync_fields(side.group, first))
     side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, first))
@@ -159,11 +159,11 @@ def a_rebalance_of_two(side: Side) -> None:
 
 
 def static_members(side: Side) -> None:
-    static = {"group_instance_id": "i"}
+    static: dict[str, Any] = {"group_instance_id": "i"}
     member_id = side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, **static)).member_id
     side.ask(apis.SYNC_GROUP, 5, **sync_fields(side.group, member_id, **static))
     replaced = side.ask(apis.JOIN_GROUP, 9, **join_fields(side.group, **static)).member_id
-    who = {"group_id": side.group, "generation_id": 1, **static}
+    who: dict[str, Any] = {"group_id": side.group, "generation_id": 1, **static}
     side.ask(apis.HEARTBEAT, 4, **who, member_id=member_id)
     side.ask(apis.HEARTBEAT, 4, **who, member_id=replaced)
     side.ask(apis.SYNC_GROUP, 5, **sync_fields(side.group, member_id, **static))
@@ -173,7 +173,7 @@ def static_members(side: Side) -> None:
     side.ask(**describing(side))
     topic = side.create_topic()
     for value in (member_id, replaced):
-        generation = {"generation_id_or_member_epoch": 1, "member_id": value}
+        generation: dict[str, Any] = {"generation_id_or_member_epoch": 1, "member_id": value}
         side.ask(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic, **generation, **static))
     for value, instance in ((member_id, "i"), ("", "j"), ("", "i")):
         members = [{"member_id": value, "group_instance_id": instance}]
@@ -218,9 +218,9 @@ def fetching_offsets(side: Side) -> None:
         for version in (1, 5, 7):
             side.ask(apis.OFFSET_FETCH, version, group_id=side.group, topics=topics, require_stable=True)
         side.ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": side.group, "topics": topics}], require_stable=True)
-    for topics in (None, ()):
-        side.ask(apis.OFFSET_FETCH, 7, group_id=side.group, topics=topics, require_stable=False)
-        both = [{"group_id": value, "topics": topics} for value in (side.group, "no-such-group-of-offsets")]
+    for none in (None, ()):
+        side.ask(apis.OFFSET_FETCH, 7, group_id=side.group, topics=none, require_stable=False)
+        both = [{"group_id": value, "topics": none} for value in (side.group, "no-such-group-of-offsets")]
         side.ask(apis.OFFSET_FETCH, 8, groups=both, require_stable=False)
     twice = [{"group_id": side.group, "topics": None}] * 2
     side.ask(apis.OFFSET_FETCH, 8, groups=twice, require_stable=False)
@@ -230,7 +230,7 @@ def fetching_offsets(side: Side) -> None:
 def deleting_offsets(side: Side) -> None:
     topic = side.create_topic(2)
     member_id = stable_member(side)
-    generation = {"generation_id_or_member_epoch": 1, "member_id": member_id}
+    generation: dict[str, Any] = {"generation_id_or_member_epoch": 1, "member_id": member_id}
     side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic, **generation))
 
     def delete(*places: tuple[str, int]) -> None:

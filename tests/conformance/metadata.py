@@ -36,7 +36,7 @@ def named(*names: str, versions: tuple[int, ...] = (1, 4, 8, 12)) -> Callable[[S
 def by_id(side: Side) -> None:
     topic = side.create_topic()
     asked = [{"name": topic, "topic_id": None}]
-    fields = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": True}
+    fields: dict[str, Any] = {"allow_auto_topic_creation": False, "include_topic_authorized_operations": True}
     topic_id = side.ask_quietly(apis.METADATA, 12, topics=asked, **fields).topics[0].topic_id
     for topics in (
         [(None, topic_id)],

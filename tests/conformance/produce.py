@@ -80,7 +80,7 @@ BATCHES: dict[str, Callable[[], bytes | bytearray | None]] = {
     ),
     "a record fewer than announced": lambda: announcing(2),
     **{
-        f"{count} records announced, {codec.name.lower()}": lambda codec=codec, count=count: announcing(count, codec)
+        f"{count} records announced, {codec.name.lower()}": lambda codec=codec, count=count: announcing(count, codec)  # type: ignore[misc]
         for codec in Codec
         for count in (1_000_000, 2**31 - 1)
     },
@@ -116,7 +116,7 @@ BATCHES: dict[str, Callable[[], bytes | bytearray | None]] = {
     "transactional without a transaction": lambda: batch_of(
         b"a", producer_id=79, producer_epoch=0, base_sequence=0, transactional=True
     ),
-    **{f"{codec.name.lower()}": lambda codec=codec: batch_of(b"a" * 99, b"b", codec=codec) for codec in Codec},
+    **{f"{codec.name.lower()}": lambda codec=codec: batch_of(b"a" * 99, b"b", codec=codec) for codec in Codec},  # type: ignore[misc]
 }
 
 

@@ -80,7 +80,7 @@ def offset_fetch(side: Side, version: int) -> None:
     topic = side.create_topic(2)
     side.ask_quietly(apis.OFFSET_COMMIT, 8, **commit_fields(side.group, topic))
     topics = [{"name": topic, "partition_indexes": [0, 1]}]
-    fields = {"group_id": side.group, "topics": topics, "require_stable": False}
+    fields: dict[str, Any] = {"group_id": side.group, "topics": topics, "require_stable": False}
     side.ask(apis.OFFSET_FETCH, version, **fields, groups=[{"group_id": side.group, "topics": topics}])
 
 

@@ -280,7 +280,7 @@ def test_only_the_static_files_are_served(still_page: str) -> None:
 
 def test_the_vendored_files_are_the_published_ones() -> None:
     vendor = app.STATIC / "vendor"
-    listed = dict(reversed(line.split()) for line in (vendor / "SHA256SUMS").read_text().splitlines())
+    listed = {line.split()[1]: line.split()[0] for line in (vendor / "SHA256SUMS").read_text().splitlines()}
     assert {path.name for path in vendor.iterdir()} == {*listed, "SHA256SUMS"}
     for name, digest in listed.items():
         assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest, name

@@ -80,12 +80,12 @@ def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
         kill_jvm(mark, tmp_path / "data")
         second = subprocess.run(demo, capture_output=True, text=True, env=environment, check=False, timeout=30)
         assert (second.returncode, f"pid {first.pid}" in second.stderr) == (1, True)
-        output = printed.read_text()
+        shown = printed.read_text()
         ports = json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]
-        assert f"redis-cli -p {ports['redis']} -n 1 HGETALL app::users::click" in output
-        assert f"dashboard  http://127.0.0.1:{ports['page']}" in output
-        assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in output
-        assert "WARN" not in output, "Spark's output belongs in its log"
+        assert f"redis-cli -p {ports['redis']} -n 1 HGETALL app::users::click" in shown
+        assert f"dashboard  http://127.0.0.1:{ports['page']}" in shown
+        assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in shown
+        assert "WARN" not in shown, "Spark's output belongs in its log"
         assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"
     finally:
         first.send_signal(signal.SIGKILL)

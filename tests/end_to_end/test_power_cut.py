@@ -133,7 +133,7 @@ class PowerCuts:
             return reply
 
         monkeypatch.setattr(LocalCheckpoint, "prepare", watched_prepare)
-        monkeypatch.setattr(redis_batch.redis_scripts, "run", watched_run)
+        monkeypatch.setattr(redis_batch.redis_scripts, "run", watched_run)  # type: ignore[attr-defined]
 
     def _take(self, step: str) -> None:
         survivors = self._disk.survivors()

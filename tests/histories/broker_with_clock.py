@@ -67,7 +67,7 @@ class SkewedBroker(BrokerProcess):
 def main() -> None:
     """Run the command line with a skewed clock."""
     skew = Skew(Path(os.environ[SKEW_FILE]))
-    server.SystemClock = lambda: SkewedClock(skew)  # type: ignore[assignment,misc]
+    server.SystemClock = lambda: SkewedClock(skew)  # type: ignore[assignment, attr-defined]
     cli.main()
 
 

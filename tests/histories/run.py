@@ -89,7 +89,7 @@ def run(directory: Path, seed: int, seconds: float) -> tuple[History, Counter[st
                 cluster.create_topic(topic, count)
         work = Run(broker.bootstrap, seed)
         copied = threading.Event()
-        faults = Faults(broker, seed)
+        faults = Faults(broker, seed)  # type: ignore[arg-type]
         with _working(work, READERS, copied) as readers, _working(work, COPIERS, copied) as copiers:
             with _working(work, WRITERS, work.stopping) as writers:
                 faults.rage(seconds)

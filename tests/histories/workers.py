@@ -89,10 +89,10 @@ class Run:
     _sessions: Any = field(default_factory=itertools.count)
 
     def next_value(self) -> int:
-        return next(self._values)  # type: ignore[no-any-return]
+        return next(self._values)
 
     def next_session(self) -> int:
-        return next(self._sessions)  # type: ignore[no-any-return]
+        return next(self._sessions)
 
 
 def key_of(topic: str, partition: int) -> str:

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.log.partition_logs import batch, open_log, records, values
 
 SEEDS = 200
 SEEDS_CAMPAIGN = 5_000
-CONFIG = {"segment_bytes": 700, "index_interval_bytes": 200}
+CONFIG: dict[str, Any] = {"segment_bytes": 700, "index_interval_bytes": 200}
 LIVES = 4
 IN_FLIGHT = 5
 

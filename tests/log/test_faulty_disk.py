@@ -170,7 +170,7 @@ def test_unsynced_write_may_survive_damaged(root: Path) -> None:
             disk.open(root / name).write(b"NEW", 0)
             disk.crash(seed)
             contents.add((root / name).read_bytes())
-        return contents
+        return contents  # type: ignore[return-value]
 
     assert {b"old", b"NEW", b"OEW"} <= change("0.log")
     assert b"OEW" not in change("meta.properties")

@@ -144,7 +144,7 @@ def test_a_damaged_snapshot_is_none(tmp_path: Path) -> None:
         assert not producers.load(content[:position])
         damaged = bytearray(content)
         damaged[position] ^= 1
-        assert not producers.load(damaged)
+        assert not producers.load(bytes(damaged))
     assert not producers.load(content + b"\0")
     assert len(producers) == 1
 

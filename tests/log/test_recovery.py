@@ -4,6 +4,7 @@ import random
 import shutil
 from itertools import accumulate, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from onceflow.log import recovery, swap
 from onceflow.log.disk import RealDisk, RealFile
 from onceflow.log.errors import OutOfOrderSequence
 from onceflow.log.partition import PartitionLog
+from onceflow.log.segment import Segment
 from onceflow.testing import FaultyDisk, PowerCut
 from onceflow.wire.batch import batches, patch_offset, read_header
 from tests.campaigns import RecordProperty
@@ -210,7 +212,7 @@ def test_rule_4_scan_starts_at_a_snapshot(
     scanned: list[int] = []
     real = recovery.good_batches
 
-    def counting(segment: recovery.Segment, position: int, offset: int, compaction_end: int):  # type: ignore[no-untyped-def]
+    def counting(segment: Segment, position: int, offset: int, compaction_end: int):  # type: ignore[no-untyped-def]
         scanned.append(segment.base_offset)
         yield from real(segment, position, offset, compaction_end)
 
@@ -382,7 +384,7 @@ def test_batches_before_torn_write_are_durable(scratch: Path) -> None:
 
 def test_flipped_index_bit_hides_no_record(scratch: Path) -> None:
     """A start after a clean stop does not check each index: an entry is used only where the log confirms it."""
-    settings = {"segment_bytes": 1500, "index_interval_bytes": 150}
+    settings: dict[str, Any] = {"segment_bytes": 1500, "index_interval_bytes": 150}
     log = open_log(scratch / "t-0", **settings)
     for number in range(30):
         log.append(batch(b"%d" % number + bytes(40), timestamp_ms=NOW_MS + number))

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,7 +25,7 @@ from tests.log.partition_logs import NOW_MS, open_log, open_transactions
 
 SEEDS = 80
 SEEDS_CAMPAIGN = 2_000
-CONFIG = {"segment_bytes": 600, "index_interval_bytes": 150}
+CONFIG: dict[str, Any] = {"segment_bytes": 600, "index_interval_bytes": 150}
 LIVES = 4
 PLAIN = 9
 TRANSACTIONAL = (1, 2, 3)

@@ -6,6 +6,7 @@ docs/limits.md and docs/log-format.md describe them.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def log(tmp_path: Path) -> PartitionLog:
     return open_log(tmp_path / "clicks-0")
 
 
-def reopened(log: PartitionLog, *, clean: bool, **settings: int) -> PartitionLog:
+def reopened(log: PartitionLog, *, clean: bool, **settings: Any) -> PartitionLog:
     """Reopen the log after a stop, or after a kill (records are in the files, the indexes are not)."""
     sync(log)
     if clean:

@@ -218,7 +218,7 @@ def test_a_replica_is_left_for_its_master(new_redis: NewRedis, monkeypatch: pyte
 
     def is_linked() -> bool:
         with redis.Redis.from_url(replica.url) as admin:
-            return bool(admin.info("replication")["master_link_status"] == "up")  # type: ignore[index]
+            return bool(admin.info("replication")["master_link_status"] == "up")
 
     wait_until(is_linked, "a replica in step")
     master.stop()
@@ -246,7 +246,7 @@ def test_missing_replicas_are_started(
         admin.config_set("shutdown-timeout", 0)
         remedies.find(Remedy.START_REPLICAS, raised_by(server, server.url, keys))
         new_redis(arguments=["--replicaof", "127.0.0.1", str(server.port)])
-        wait_until(lambda: admin.info("replication").get("min_slaves_good_slaves") == 1, "a replica")  # type: ignore[union-attr]
+        wait_until(lambda: admin.info("replication").get("min_slaves_good_slaves") == 1, "a replica")
         driver = Driver(server.url, keys)
         run(driver, 1)
         assert_counts(driver.client, keys, 2)

@@ -30,8 +30,8 @@ def test_one_pool_for_a_process(url: str) -> None:
     pool: Any = redis_pool.client(url).connection_pool
     assert redis_pool.client(url).connection_pool is pool
     assert pool.max_connections == 10
-    assert pool.timeout == 10
-    assert len(pool._connections) == 1
+    assert pool.timeout == 10  # type: ignore[attr-defined]
+    assert len(pool._connections) == 1  # type: ignore[attr-defined]
     connection = pool.get_connection()
     assert connection.socket_timeout == 30
     pool.release(connection)

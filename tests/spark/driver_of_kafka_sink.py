@@ -49,8 +49,8 @@ def watch(at: Callable[[str], None]) -> None:
         save(writer, *arguments, **options)
         at("after reading the rows alone")
 
-    LocalCheckpoint.prepare = watched_prepare  # type: ignore[method-assign]
-    DataFrameWriter.save = watched_save  # type: ignore[method-assign]
+    LocalCheckpoint.prepare = watched_prepare  # type: ignore[assignment, method-assign]
+    DataFrameWriter.save = watched_save  # type: ignore[assignment, method-assign]
 
 
 def main(bootstrap: str, source: str, target: str, checkpoint: str, log: str, java_home: str, *death: str) -> None:

@@ -36,7 +36,7 @@ def main(
     writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
     query = writer.trigger(processingTime="0 seconds").start()
     while not Path(directory, STOP).exists():
-        query.awaitTermination(0.2)
+        query.awaitTermination(0.2)  # type: ignore[arg-type]
         if not query.isActive:
             raise SystemExit(f"the query has ended: {sink.failure or query.exception()}")
         time.sleep(0.05)

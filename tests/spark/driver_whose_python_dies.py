@@ -9,7 +9,7 @@ from pyspark.java_gateway import launch_gateway
 
 from onceflow.spark.exactly_once.checkpoint_lock import take_lock
 
-session = SimpleNamespace(_jvm=launch_gateway().jvm)  # type: ignore[no-untyped-call]
+session = SimpleNamespace(_jvm=launch_gateway().jvm)
 lock = take_lock(session, Path(sys.argv[1]), "a")
 print("locked", flush=True)
 time.sleep(120)

@@ -16,11 +16,12 @@ from onceflow.client.records import read_records
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
 from onceflow.spark.kafka.marker import MarkerLocation
-from onceflow.spark.kafka.sender import Blob, TopicPartition
+from onceflow.spark.kafka.sender import Blob
 from onceflow.spark.kafka.target import KafkaTarget
 from onceflow.spark.kafka.transaction import Settings
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.sink import write_batch
+from onceflow.wire import TopicPartition
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import RecordColumns, encode_columns
 

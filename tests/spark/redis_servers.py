@@ -181,7 +181,7 @@ class Sentinel:
     def start(self) -> "Sentinel":
         follow = redis.Redis("127.0.0.1", self.replica.port)
         follow.replicaof("127.0.0.1", str(self.master.port))
-        wait_until(lambda: follow.info("replication")["master_link_status"] == "up", "a replica in step")  # type: ignore[index]
+        wait_until(lambda: follow.info("replication")["master_link_status"] == "up", "a replica in step")
         self.directory.mkdir(parents=True, exist_ok=True)
         lines = (
             "bind 127.0.0.1",

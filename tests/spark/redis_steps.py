@@ -53,7 +53,8 @@ def entries_of(number: int) -> dict[str, list[bytes]]:
 
 def batch_of(number: int, **changes: Any) -> Batch:
     part = OffsetRange("clicks", 0, 10 * max(0, number - 1), 10 * number)
-    return Batch(**{"query": "query-1", "number": number, "ranges": (part,), "plan": "p", "plan_version": 1} | changes)
+    fields: dict[str, Any] = {"query": "query-1", "number": number, "ranges": (part,), "plan": "p", "plan_version": 1}
+    return Batch(**fields | changes)
 
 
 def rows_again(batch: Batch) -> tuple[list[tuple[str, bytes, int]], dict[str, list[bytes]]]:
@@ -106,7 +107,7 @@ class Driver:
     def identity(self, batch: Batch) -> tuple[Any, ...]:
         return (batch.query, self.owner, batch.number, batch.digest)
 
-    def whole(self, batch: Batch, rows: list[tuple[str, bytes, int]], previous: int | None = None) -> str:
+    def whole(self, batch: Batch, rows: Sequence[tuple[Any, ...]], previous: int | None = None) -> str:
         fields = markers.begun_fields(self.marker(), batch, chunks=0, started_ms=1)
         fields |= markers.completed_fields(started_ms=1, finished_ms=2)
         return self.call(
@@ -123,7 +124,7 @@ class Driver:
         before = batch.number - 1 if previous is None else previous
         return self.call("begin", *self.identity(batch), before, *redis_scripts.field_arguments(fields))
 
-    def chunk(self, batch: Batch, number: int, rows: list[tuple[str, bytes, int]]) -> str:
+    def chunk(self, batch: Batch, number: int, rows: Sequence[tuple[Any, ...]]) -> str:
         counts = redis_scripts.count_arguments(self.keys, full(rows))
         return self.call("chunk", *self.identity(batch), number, *counts)
 
@@ -137,7 +138,7 @@ class Driver:
         return redis_scripts.list_arguments(self.keys, history, f'{{"batch":{batch.number}}}', entries)
 
     def settle(self, batch: Batch) -> None:
-        assert redis_scripts.settle(self.client, self.keys, (batch.query, self.owner, batch.number), wait_ms=10_000)
+        assert redis_scripts.settle(self.client, self.keys, (batch.query, self.owner, batch.number), wait_ms=10_000)  # type: ignore[arg-type]
 
     def steps(self, batch: Batch) -> Iterator[str]:
         """Does what the marker asks for, one write at a time, and names each after it is done."""
@@ -207,10 +208,10 @@ def assert_counts(client: redis.Redis, keys: Keys, batches: int, *, repaired: bo
     """Every key holds exactly what the complete batches add up to; a repair is one entry of the history."""
     totals = expected_counts(batches)
     for increment in keys.increments:
-        found = {field: int(value) for field, value in client.hgetall(increment.key).items()}  # type: ignore[union-attr]
+        found = {field: int(value) for field, value in client.hgetall(increment.key).items()}
         assert found == totals[increment.target]
     ranking = client.zrange(keys.increments[0].ranking_key or "", 0, -1, withscores=True)
-    assert {field: int(score) for field, score in ranking} == totals["count"]  # type: ignore[union-attr]
+    assert {field: int(score) for field, score in ranking} == totals["count"]
     entries = [entry for number in range(batches) for entry in entries_of(number)["dead"]]
     assert client.lrange(keys.appends[0].key, 0, -1) == entries[::-1][:3]
     if not repaired:

@@ -88,7 +88,9 @@ def refusal(header: RequestHeader, request: bytes, code: int) -> bytes:
             for topic, batches in asked
         ]
         return produce.encode_response(version, header.correlation_id, refused)
-    response = message_of(load_response_schema(key, version), _fields(key, decode_request(request, header), code))
+    response = message_of(
+        load_response_schema(key, version), _fields(key, decode_request(memoryview(request), header), code)
+    )
     return encode_response(key, version, header.correlation_id, response)
 
 

@@ -196,7 +196,7 @@ class Query:
 
     def _overtake(self) -> None:
         """A start of its own, while the one that called this stands still."""
-        mine, locked = (self._session, self._sinks), checkpoint_lock._held.copy()
+        mine, locked = (self._session, self._sinks), checkpoint_lock._held.copy()  # type: ignore[has-type]
         checkpoint_lock._held.clear()
         self.run(2)
         checkpoint_lock._held.update(locked)
@@ -299,7 +299,7 @@ class Query:
             self.services.broker.bootstrap, topic=self.target, checkpoint=str(self.checkpoint), plan="copy"
         )
         made.settings = replace(made.settings, at=self.watch_requests, sleep=quick_sleep, retry_timeout_ms=20_000)
-        return made
+        return made  # type: ignore[return-value]
 
     def redis_sink(self) -> RedisSink:
         return RedisSink(
@@ -310,7 +310,7 @@ class Query:
             checkpoint=str(self.checkpoint),
             plan="counts",
             plan_version=1,
-            rebuild=self._rebuild,
+            rebuild=self._rebuild,  # type: ignore[arg-type]
         )
 
     def _rebuild(self, missing: MissingRanges) -> Frame:
@@ -321,7 +321,7 @@ class Query:
         self.starts += 1
         self._session = Session(self.executors, lambda: LocalCheckpoint(self.checkpoint).query_id())
         made = [*([self.kafka_sink()] if self.with_kafka else []), *([self.redis_sink()] if self.with_redis else [])]
-        self._sinks = made[::-1] if self.redis_first else made
+        self._sinks = made[::-1] if self.redis_first else made  # type: ignore[assignment]
         for each in self._sinks:
             each.open(self._session)
         if not (self.checkpoint / "metadata").exists():
@@ -343,7 +343,7 @@ class Query:
         if planned == self.committed:
             number = planned + 1
             ends = {partition: end + self._arrived(number) for partition, end in self.ends(planned).items()}
-            document = {self.name: {str(partition): end for partition, end in ends.items()}}
+            document: dict[str, object] = {self.name: {str(partition): end for partition, end in ends.items()}}
             self._write("offsets", f"offsets/{number}", offsets_text(document))
         self._foreach_batch(number)
         self._write("commits", f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')

@@ -20,12 +20,13 @@ import pytest
 
 from onceflow.spark.exactly_once.sink_errors import AttemptEnded
 from onceflow.spark.kafka import rows as kafka_rows
-from onceflow.spark.kafka.sender import Blob, TopicPartition
+from onceflow.spark.kafka.sender import Blob
 from onceflow.spark.redis import batch as redis_batch
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.batch import BatchWriter
+from onceflow.wire import TopicPartition
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import RecordColumns, encode_columns
 
@@ -212,7 +213,7 @@ def _measured(rows: Frame, _keys: Any, _batch: int) -> redis_rows.Measured:
 
 def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys) -> redis_rows.Collected | None:
     """Now and then there is a row that has to be measured."""
-    found = redis_rows.collected(rows, keys)
+    found = redis_rows.collected(rows, keys)  # type: ignore[arg-type]
     return None if rows.sparkSession.executors.chance.random() < 0.2 else found
 
 
@@ -225,7 +226,7 @@ def _sums(writer: BatchWriter, rows: Frame) -> Frame:
         if known is None:
             found[target, name] = (amount, value)
         elif target in versions:
-            found[target, name] = max(known, (amount, value))  # type: ignore[type-var]
+            found[target, name] = max(known, (amount, value))
         else:
             found[target, name] = (known[0] + amount, None)
     return Frame(rows.sparkSession, [(*key, *held) for key, held in found.items()])

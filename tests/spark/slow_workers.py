@@ -22,7 +22,7 @@ def finish(writer: DataStreamWriter, within_s: float = WITHIN_S) -> StreamingQue
     for _ in range(STARTS_MAX):
         query = writer.start()
         try:
-            assert query.awaitTermination(within_s)
+            assert query.awaitTermination(within_s)  # type: ignore[arg-type]
         except StreamingQueryException as error:
             if not is_too_slow(error):
                 raise

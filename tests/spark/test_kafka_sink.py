@@ -44,7 +44,7 @@ class Copy:
         self.target = f"{source}-out"
 
     def sink(self, **options: Any) -> KafkaSink:
-        return kafka_sink(self.bootstrap, topic=self.target, checkpoint=self.checkpoint.as_uri(), **options)
+        return kafka_sink(self.bootstrap, topic=self.target, checkpoint=self.checkpoint.as_uri(), **options)  # type: ignore[return-value]
 
     def rows(self, **options: str) -> DataFrame:
         stream = self.spark.readStream.format("onceflow").option("kafka.bootstrap.servers", self.bootstrap)

@@ -50,7 +50,7 @@ def test_messages_and_the_age_of_the_oldest(bootstrap: str, cluster: Cluster, to
 
 
 def test_unreachable_cluster_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    LagListener("127.0.0.1:1", pytest.fail).onQueryProgress(progress({"t": {"0": 1}}))
+    LagListener("127.0.0.1:1", pytest.fail).onQueryProgress(progress({"t": {"0": 1}}))  # type: ignore[arg-type]
     assert "the lag of query q is not known: no Kafka broker responds at 127.0.0.1:1" in caplog.text
 
 

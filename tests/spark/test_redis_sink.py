@@ -458,7 +458,7 @@ def test_rollback_during_a_batch_is_repaired(sinks: Sinks, redis_client: Any, mo
     past = Past(redis_client)
     sink = sinks.start(rebuild=sinks.rebuild)
     sinks.run(sink, 2, 3)
-    real, gone = redis_scripts.run, []
+    real, gone = redis_scripts.run, list[str]()
 
     def run(client: Any, name: str, *arguments: Any) -> list[str]:
         if name == "whole" and not gone:

@@ -247,7 +247,7 @@ def test_driver_killed_in_batch_0(
     send(["before"])
     script = Path(__file__).with_name("driver_that_dies_in_batch_0.py")
     log_file = checkpoint.with_name("driver.log")
-    command = [sys.executable, script, bootstrap, topic, checkpoint, log_file, java_home]
+    command = [sys.executable, *map(str, (script, bootstrap, topic, checkpoint, log_file, java_home))]
     driver = subprocess.run(command, start_new_session=True, capture_output=True, timeout=150, check=False)
     assert driver.returncode == -signal.SIGKILL, log_file.read_text()
     assert driver.stdout + driver.stderr == b"", "Spark's output belongs in the log file"

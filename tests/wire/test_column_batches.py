@@ -219,7 +219,7 @@ def test_librdkafka_reads_every_codec(bootstrap: str, topic: str, consumer: Cons
         for message in consumer.consume(1000, timeout=20):
             assert message.error() is None
             headers = tuple(message.headers() or ())
-            read[message.partition()].append((message.timestamp()[1], message.key(), message.value(), headers))
+            read[message.partition() or 0].append((message.timestamp()[1], message.key(), message.value(), headers))
     assert read == {codec: expected(rows, [codec] * len(rows))[codec] for codec in Codec}
 
 

@@ -16,7 +16,7 @@ from onceflow.wire.columns import SCHEMA, SCHEMA_WITH_HEADERS, decode_columns
 from onceflow.wire.errors import CorruptBatch, DecompressionTooLarge, MalformedBatch, WireError
 from tests.wire import golden
 
-EVERYTHING = {"offset_begin": 0, "offset_end": 2**62}
+EVERYTHING: dict[str, Any] = {"offset_begin": 0, "offset_end": 2**62}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ABORT = Record(0, 1, b"\x00\x00\x00\x00", bytes(6))
 COMMIT = Record(0, 1, b"\x00\x00\x00\x01", bytes(6))

@@ -14,7 +14,7 @@ def test_error_names_are_kafkas() -> None:
     from kafka import errors as theirs
 
     classes = [kind for kind in vars(theirs).values() if isinstance(kind, type)]
-    names = {kind.errno: kind.message for kind in classes if issubclass(kind, theirs.BrokerResponseError)}
+    names = {kind.errno: kind.message for kind in classes if issubclass(kind, theirs.BrokerResponseError)}  # type: ignore[attr-defined]
     del names[None]
     compared = {code.value for code in ErrorCode} & names.keys()
     assert len(compared) > 125

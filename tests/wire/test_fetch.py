@@ -265,7 +265,8 @@ def test_single_partition_response(version: int, aborted: list[tuple[int, int]] 
 @every_version
 def test_responses_without_throttling(version: int) -> None:
     one = [("clicks", [PartitionResponse(0, 0, 4, 4, 0, 5, [])])]
-    for topics in (TOPICS, [("clicks", TOPICS[0][1])], one + one, [*one, ("views", [])], [("views", [])], []):
+    several: list[Any] = [TOPICS, [("clicks", TOPICS[0][1])], one + one, [*one, ("views", [])], [("views", [])], []]
+    for topics in several:
         throttled = encode_response(version, -3, topics, throttle_ms=1)
         pieces = encode_response(version, -3, topics)
         begin = 8 + (version >= APIS[FETCH].flexible_from)

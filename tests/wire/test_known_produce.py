@@ -61,7 +61,7 @@ def learn(known: KnownRequests, frame: bytes) -> None:
     known.learn(view, header, parse_request(view, header))
 
 
-def learnt(*frames: bytes) -> KnownRequests:
+def learnt(*frames: Any) -> KnownRequests:
     known = KnownRequests()
     for frame in frames:
         learn(known, frame)

@@ -18,7 +18,7 @@ FIELDS = {"topics": (), "brokers": (), "cluster_id": "c", "controller_id": 1}
 @every_version
 def test_kio_writes_the_same(api: Api, version: int) -> None:
     seeded = random.Random(f"{api.name} {version}")
-    writer = entity_writer(response_class(api.key, version))
+    writer = entity_writer(response_class(api.key, version))  # type: ignore[arg-type]
     for _ in range(10):
         message = without_tags(random_message(response_class(api.key, version), seeded))
         at_once, in_steps = bytearray(b"head"), bytearray(b"head")
@@ -67,7 +67,7 @@ def elements_in(value: Any) -> int:
 
 def written(version: int, **values: Any) -> bytes:
     buffer = bytearray()
-    entity_writer(response_class(apis.METADATA, version)).write(buffer, {**FIELDS, **values})
+    entity_writer(response_class(apis.METADATA, version)).write(buffer, {**FIELDS, **values})  # type: ignore[arg-type]
     return bytes(buffer)
 
 
@@ -89,13 +89,13 @@ def test_a_field_of_no_version_raises(version: int) -> None:
 def test_a_tagged_field_raises() -> None:
     values = {"error_code": 0, "api_keys": (), "throttle_time": 0, "finalized_features_epoch": 1}
     with pytest.raises(TypeError, match="no field finalized_features_epoch"):
-        entity_writer(response_class(apis.API_VERSIONS, 3)).write(bytearray(), values)
+        entity_writer(response_class(apis.API_VERSIONS, 3)).write(bytearray(), values)  # type: ignore[arg-type]
 
 
 def test_a_missing_field_raises() -> None:
     without = {name: value for name, value in FIELDS.items() if name != "topics"}
     with pytest.raises(KeyError, match="topics"):
-        entity_writer(response_class(apis.METADATA, 0)).write(bytearray(), without)
+        entity_writer(response_class(apis.METADATA, 0)).write(bytearray(), without)  # type: ignore[arg-type]
     assert any(field.default is MISSING for field in fields(response_class(apis.METADATA, 0)))
 
 

@@ -17,6 +17,7 @@ def request(options: argparse.Namespace) -> tuple[int, int, dict[str, Any]]:
     timeout = milliseconds(1000)
     if options.api == "delete":
         return apis.DELETE_TOPICS, 5, {"topic_names": names, "timeout": timeout}
+    topics: list[dict[str, Any]]
     if options.api == "partitions":
         topics = [{"name": name, "count": 2, "assignments": None} for name in names]
         return apis.CREATE_PARTITIONS, 3, {"topics": topics, "timeout": timeout, "validate_only": True}

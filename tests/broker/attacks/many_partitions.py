@@ -50,8 +50,8 @@ def write(client: RawClient, counts: dict[str, int], number: int) -> None:
         PRODUCE_VERSION, number, "raw", transactional_id=None, acks=-1, timeout_ms=10_000, topics=topics
     )
     client.socket.sendall(b"".join(map(bytes, pieces)))
-    _correlation_id, topics, _throttle_ms = produce.parse_response(PRODUCE_VERSION, client.receive_frame())
-    refused = [partition for _name, partitions in topics for partition in partitions if partition.error_code]
+    _correlation_id, responses, _throttle_ms = produce.parse_response(PRODUCE_VERSION, client.receive_frame())
+    refused = [partition for _name, partitions in responses for partition in partitions if partition.error_code]
     assert not refused, refused[0]
 
 

@@ -261,7 +261,7 @@ def test_members_and_offsets_survive_a_killed_broker(tmp_path: Path, topic: str)
         successor = Static(broker.bootstrap, topic, None)
         producer.produce(topic, b"last")
         producer.flush(WAIT_SECONDS)
-        values: list[bytes] = []
+        values = []
 
         def find() -> bool:
             values.extend(filter(None, [successor.poll()]))

@@ -92,7 +92,7 @@ def test_valid_partition_and_replica_counts(
 
 def test_order_of_checks(client: RawClient, topic: str) -> None:
     client.create_topic(topic)
-    bad = {"configs": [("no.such", "1")], "replication_factor": 7}
+    bad: dict[str, Any] = {"configs": [("no.such", "1")], "replication_factor": 7}
     exists = ErrorCode.topic_already_exists
     assert create(client, topic, validate_only=True).error_code == exists
     assert create(client, topic, **bad).error_code == exists

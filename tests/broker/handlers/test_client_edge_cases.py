@@ -12,9 +12,9 @@ from onceflow.wire import apis
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode
 from tests.broker.raw_client import RawClient, batch_of, connected
-from tests.conformance.fetch import fetch_fields
 from tests.conformance.produce import request, rewritten
 from tests.conformance.side import TIMEOUT
+from tests.conformance.valid_requests import fetch_fields
 
 NONE = ErrorCode.none
 UNKNOWN = ErrorCode.unknown_topic_or_partition

@@ -92,7 +92,7 @@ def epoch_end() -> tuple[int, int, dict[str, Any]]:
 def delete_records(offset: int) -> tuple[int, int, dict[str, Any]]:
     partition = {"partition_index": 0, "offset": offset}
     topics = [{"name": TOPIC, "partitions": [partition]}]
-    return apis.DELETE_RECORDS, 2, {"topics": topics, "timeout": milliseconds(WAIT_SECONDS * 1000)}
+    return apis.DELETE_RECORDS, 2, {"topics": topics, "timeout": milliseconds(int(WAIT_SECONDS * 1000))}
 
 
 def found(response: Any) -> tuple[int, int]:
@@ -191,7 +191,7 @@ def test_a_disconnect_cancels_a_deletion(broker: InnerBroker, client: RawClient,
         eventually(lambda: broker.call(has_waiters), "the request waits")
     listener = broker._broker and broker._broker._listener
     assert listener is not None
-    eventually(lambda: broker.call(lambda _node: len(listener._connections) == 1), "the broker sees its end")
+    eventually(lambda: broker.call(lambda _node: len(listener._connections) == 1), "the broker sees its end")  # type: ignore[union-attr]
     disk.gate.set()
     assert found(client.ask(*list_offsets(LATEST)[:2], **list_offsets(LATEST)[2])) == (0, 1)
     assert found(client.ask(*list_offsets(EARLIEST)[:2], **list_offsets(EARLIEST)[2])) == (0, 0)

@@ -144,8 +144,8 @@ def epoch_end(client: RawClient, current: int, wanted: int, *, version: int = 4,
     asked = {"partition": partition, "current_leader_epoch": current, "leader_epoch": wanted}
     topics = [{"topic": "g", "partitions": [asked]}]
     response = client.ask(apis.OFFSET_FOR_LEADER_EPOCH, version, replica_id=-1, topics=topics)
-    partition = response.topics[0].partitions[0]
-    return int(partition.error_code), partition.leader_epoch, partition.end_offset
+    end = response.topics[0].partitions[0]
+    return int(end.error_code), end.leader_epoch, end.end_offset
 
 
 def test_rule_5_epoch_ends_like_kafka(client: RawClient) -> None:

@@ -37,7 +37,7 @@ def test_each_round_returns_its_result() -> None:
 def test_the_loop_continues_during_a_round() -> None:
     async def test() -> None:
         may_end, over = threading.Event(), asyncio.Event()
-        rounds = RoundThread("rounds", lambda _result: over.set())
+        rounds: RoundThread[object] = RoundThread("rounds", lambda _result: over.set())
         rounds.begin(lambda: may_end.wait(20))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -60,7 +60,7 @@ def test_nothing_remains_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
         unused.close()
         assert not pipes
         over = asyncio.Event()
-        rounds = RoundThread("rounds", lambda _result: over.set())
+        rounds: RoundThread[object] = RoundThread("rounds", lambda _result: over.set())
         rounds.begin(lambda: None)
         await asyncio.wait_for(over.wait(), 20)
         rounds.close()
@@ -78,7 +78,7 @@ def test_nothing_remains_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_round_begins_after_a_failed_one(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         over = asyncio.Event()
-        rounds = RoundThread("rounds", lambda _result: over.set())
+        rounds: RoundThread[object] = RoundThread("rounds", lambda _result: over.set())
         loop = asyncio.get_running_loop()
         open_before = set(os.listdir("/dev/fd"))
         with monkeypatch.context() as patches:

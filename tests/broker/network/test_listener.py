@@ -484,9 +484,9 @@ def test_disconnect_before_decoding() -> None:
         for number, value in enumerate((other, client), 1):
             await send(value, frame(apis.FETCH, 10_000))
             await until(
-                lambda number=number: sum(connection._is_handling_scheduled for connection in connections) == number,
+                lambda number=number: sum(connection._is_handling_scheduled for connection in connections) == number,  # type: ignore[misc]
                 "it",
-            )  # type: ignore[misc]
+            )
         client.close()
         await turns(20)
         server.decode_turns = 0

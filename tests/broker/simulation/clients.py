@@ -306,7 +306,7 @@ class Admin:
     def add_partition(self, topic: Topic) -> Steps[None]:
         if topic.count >= 3:
             return
-        wanted = {"name": topic.name, "count": topic.count + 1, "assignments": None}
+        wanted: dict[str, Any] = {"name": topic.name, "count": topic.count + 1, "assignments": None}
         response = yield from self.world.ask(
             apis.CREATE_PARTITIONS, 3, topics=[wanted], timeout=TIMEOUT, validate_only=False
         )

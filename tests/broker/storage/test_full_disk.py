@@ -7,9 +7,10 @@ import errno
 import logging
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -119,7 +120,7 @@ def admin(broker: InnerBroker) -> AdminClient:
     return AdminClient({"bootstrap.servers": broker.bootstrap})
 
 
-def result(futures: dict[object, Future[object]]) -> None:
+def result(futures: Mapping[Any, Future[Any]]) -> None:
     for future in futures.values():
         future.result(20)
 

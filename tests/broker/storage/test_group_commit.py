@@ -84,7 +84,7 @@ def test_a_deleted_partitions_round_is_dropped(caplog: pytest.LogCaptureFixture,
         def begin_and_forget() -> Any:
             point = begin()
             point.run_below = fail
-            asyncio.get_running_loop().call_soon(commit.forget, partition)
+            asyncio.get_running_loop().call_soon(commit.forget, partition)  # type: ignore[arg-type]
             return point
 
         partition.log.begin_sync = begin_and_forget

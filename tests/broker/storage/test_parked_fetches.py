@@ -219,7 +219,7 @@ def test_a_stop_during_a_large_fetch(broker: DrivenBroker, large: list[Iterator[
         eventually(lambda: large, "the fetch asks for its turn")
         broker.call(lambda _: next(large[0]))
         (pending,) = broker.call(lambda node: list(node.parked_fetches._counts))
-        broker.call(lambda _: pending.respond_now())
+        broker.call(lambda _: pending.respond_now())  # type: ignore[attr-defined]
         broker.call(lambda _: large.clear())
         assert [result.error_code for result in reader.receive_fetched()] == [0, 0]
         assert not reader.ask(apis.API_VERSIONS, 0).error_code

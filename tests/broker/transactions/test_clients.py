@@ -62,7 +62,7 @@ def seen(bootstrap: str, topic: str, count: int, *, committed: bool = True) -> l
     values: list[bytes] = []
     deadline = time.monotonic() + WAIT_SECONDS
     while len(values) < count and time.monotonic() < deadline:
-        values += [message.value() for message in consumer.consume(count - len(values), timeout=0.5)]
+        values += [message.value() or b"" for message in consumer.consume(count - len(values), timeout=0.5)]
     consumer.close()
     return values
 
@@ -166,13 +166,13 @@ def transform_until_something_fails(broker: BrokerProcess, kills: list[int], cou
                 continue
             producer.begin_transaction()
             for message in messages:
-                producer.produce("out", b"%d" % (2 * int(message.value())))
+                producer.produce("out", b"%d" % (2 * int(message.value() or 0)))
             if kills and done >= kills[0]:
                 kills.pop(0)
                 producer.flush(0.05)
                 broker.kill()
                 broker.start()
-            after = messages[-1].offset() + 1
+            after = (messages[-1].offset() or 0) + 1
             producer.send_offsets_to_transaction(
                 [TopicPartition("in", 0, after)], consumer.consumer_group_metadata(), WAIT_SECONDS
             )

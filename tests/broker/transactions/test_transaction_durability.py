@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -143,7 +144,7 @@ def test_no_response_reveals_undurable_state(tmp_path: Path) -> None:
                 pool.submit(client_of(old).add, ("t", 0)),
             ]
             shown = pool.submit(client_of(old).state)
-            early = wait([produced, described, shown, *fenced], timeout=0.3).done
+            early: set[Future[Any]] = wait([produced, described, shown, *fenced], timeout=0.3).done  # type: ignore[arg-type]
             assert not early
         assert produced.result() == NONE
         assert described.result() == [(*old, 0)]

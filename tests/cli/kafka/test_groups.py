@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
@@ -24,8 +25,8 @@ def group(cluster: Cluster, filled: Fill) -> str:
     return topic
 
 
-def described(run: Run, group: str) -> dict[str, object]:
-    shown: dict[str, object] = json.loads(run("group", "describe", group, "--json").stdout)
+def described(run: Run, group: str) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(run("group", "describe", group, "--json").stdout)
     return shown
 
 
@@ -65,7 +66,7 @@ def test_list_sorts_groups_by_lag(run: Run, bootstrap: str, cluster: Cluster, gr
 
 def test_describe_shows_lag_in_messages_and_seconds(run: Run, group: str) -> None:
     shown = described(run, group)
-    (row,) = shown["partitions"]  # type: ignore[misc]
+    (row,) = shown["partitions"]
     assert {name: row[name] for name in ("topic", "partition", "committed", "end", "lag", "member")} == {
         "topic": group,
         "partition": 1,
@@ -92,10 +93,10 @@ def test_describe_shows_members_and_their_partitions(run: Run, bootstrap: str, g
             if len(consumer.assignment()) == 2:
                 break
         shown = described(run, group)
-        (member,) = shown["members"]  # type: ignore[misc]
+        (member,) = shown["members"]
         assert shown["state"] == "Stable"
         assert (member["client"], member["partitions"]) == ("reader", [[group, 0], [group, 1]])
-        rows = {row["partition"]: row for row in shown["partitions"]}  # type: ignore[attr-defined]
+        rows = {row["partition"]: row for row in shown["partitions"]}
         assert rows[0]["committed"] is None
         assert rows[0]["member"] == rows[1]["member"] == member["member"]
         refused = run("group", "reset", group, "--topic", group, "--to-earliest", "--execute")

@@ -111,7 +111,9 @@ class Counts:
 
     def write(self, batch: Batch, *, chunks: int = 0, done: int | None = None) -> None:
         """Write a complete batch, or the first `done` of its `chunks`."""
-        fields = markers.first_fields(batch) | markers.begun_fields(None, batch, chunks=chunks, started_ms=1)
+        fields: dict[Any, Any] = markers.first_fields(batch) | markers.begun_fields(
+            None, batch, chunks=chunks, started_ms=1
+        )
         if done is None:
             fields |= markers.completed_fields(started_ms=1, finished_ms=2)
         self.client.delete(self.marker_key)
@@ -518,7 +520,7 @@ def test_reset_commands_name_other_keys() -> None:
 
 
 def test_the_marker_topic_is_the_sinks() -> None:
-    assert kafka_marker.MARKER_TOPIC == sink_options.MARKER_TOPIC
+    assert kafka_marker.MARKER_TOPIC == sink_options.MARKER_TOPIC  # type: ignore[attr-defined]
 
 
 def test_differing_copies_do_not_fit(bootstrap: str, output: Output, query: Query) -> None:

@@ -353,7 +353,7 @@ def test_remedies_of_a_full_queue(bootstrap: str, created: str) -> None:
     send_behind_one(2, enqueue_timeout_ms=30_000)
 
 
-def send_until_refused(producer: Producer, message: KeyedMessage) -> None:
+def send_until_refused(producer: Producer, message: KeyedMessage[Any, Any]) -> None:
     """Send until refused: the sender's thread may be slow to fail."""
     for _ in range(1000):
         producer.send(message)

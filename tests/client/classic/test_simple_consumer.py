@@ -1,6 +1,7 @@
 """The simple consumer: fetch, multifetch, out of range, messages larger than requested."""
 
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition
@@ -107,7 +108,7 @@ def test_out_of_range_fails_or_resets(bootstrap: str, filled: Fill) -> None:
 
 def test_offsets_before_are_where_segments_begin(bootstrap: str, cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, 1, configs={"segment.bytes": str(1024 * 1024)})
-    with EventWriter(bootstrap, topic, **{"batch.size": 1000, "linger.ms": 0}) as writer:
+    with EventWriter(bootstrap, topic, **cast(Any, {"batch.size": 1000, "linger.ms": 0})) as writer:
         # 3.4 to 3.6 segments, whether a batch has one record or several.
         for number in range(3500):
             writer.write(None, b"x" * 1000, 1000 + number)

@@ -8,6 +8,6 @@ from tests.spark.kafka.test_transaction import *  # noqa: F403
 del test_batch_continues_after_broker_kill  # noqa: F821
 
 
-@pytest.fixture
+@pytest.fixture  # type: ignore[no-redef]
 def impatient(bootstrap: str) -> str:
     return bootstrap

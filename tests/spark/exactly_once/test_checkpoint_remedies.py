@@ -24,13 +24,13 @@ from onceflow.spark.exactly_once.checkpoint import (
 from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse, take_lock
 from onceflow.spark.exactly_once.proof import Proof, proof_of
 from onceflow.spark.exactly_once.sink_errors import MarkerRefused
-from onceflow.spark.exactly_once.torn_files import torn_files
+from onceflow.spark.exactly_once.torn_files import set_aside, torn_files
 from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.spark.offsets import MalformedOffsets
 from onceflow.spark.sink import write_batch
 from tests import remedies
 from tests.spark.exactly_once.test_checkpoint import SparkFiles, files
-from tests.spark.exactly_once.test_torn_files import set_aside, tear, two_batches
+from tests.spark.exactly_once.test_torn_files import tear, two_batches
 from tests.spark.simulated_query import Services, Started
 from tests.spark.slow_workers import finish
 from tests.spark.test_hard_cases import chance, running
@@ -94,7 +94,8 @@ def test_topic_read_twice(job: Job, send: Send, tmp_path: Path) -> None:
     """A union of a DataFrame with itself does so, too."""
     files = SparkFiles(tmp_path / "twice")
     for number in range(2):
-        files.plan(number, *[{"clicks": {"0": number}}] * 2)
+        ends: dict[str, object] = {"clicks": {"0": number}}
+        files.plan(number, ends, ends)
     with pytest.raises(CheckpointUnreadable) as raised:
         planned(files.directory, 1)
     remedies.find(Remedy.ONE_SOURCE_PER_TOPIC, raised.value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -157,7 +158,7 @@ def test_another_plan_is_refused_at_the_start(kind: str) -> None:
     """The refusal does not wait for the next record, and comes before a repair by the other plan."""
     make, words = KINDS[kind]
     for held, committed in ((K, 7), (K, 6), (PARTIAL, 6), (K_MINUS_1, 7)):
-        at = {"query": "query-1", "sink": NAME, "committed": committed, "planned": 7, "wording": words}
+        at: dict[str, Any] = {"query": "query-1", "sink": NAME, "committed": committed, "planned": 7, "wording": words}
         assert_refused(
             refusal_at_start(make_proof(make, held), **at, plan="by ip"), "plan 'clicks'.*job is 'by ip'.*, or "
         )

@@ -180,7 +180,7 @@ def test_spark_resumes_after_torn_commit(job: Job, send: Send, kind: str) -> Non
 
 def test_spark_starts_after_torn_metadata(job: Job, send: Send) -> None:
     send(["a"])
-    query = job.counted().writeStream.foreachBatch(lambda rows, number: 1 / 0)
+    query = job.counted().writeStream.foreachBatch(lambda rows, number: 1 / 0)  # type: ignore[arg-type]
     with pytest.raises(Exception, match="division by zero"):
         query.option("checkpointLocation", str(job.checkpoint)).trigger(availableNow=True).start().awaitTermination()
     assert newest(job, "offsets").name == "0"

@@ -77,7 +77,7 @@ def test_none_sends_once_and_counts_losses(proxy: ResponseProxy, through: Cluste
     assert sum(map(len, records.values())) == 60 - lost
     for partition, held in values_of(2).items():
         rest = iter(held)
-        assert all(value in rest for value in records[partition][len(values_of(1)[partition]) :]), (
+        assert all(value in rest for value in records[partition][len(values_of(1)[partition]) :]), (  # type: ignore[operator]
             "in order, none twice"
         )
     proxy.faults = [(apis.PRODUCE, 29)]

@@ -29,6 +29,7 @@ from onceflow.spark.kafka import marker as kafka_marker
 from onceflow.spark.kafka.plain import AtLeastOnce
 from onceflow.spark.kafka.transaction import Settings
 from onceflow.spark.kafka_sink import KafkaSink, kafka_sink
+from onceflow.spark.offsets import LossKind
 from onceflow.testing import Broker, BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.codecs import Codec
@@ -247,10 +248,10 @@ def test_lost_checkpoint(
 
 
 def sink_of_another_name(query: Query) -> KafkaSink:
-    where = {"topic": query.target, "checkpoint": str(query.checkpoint)}
-    sink = kafka_sink(query.services.broker.bootstrap, plan="copy", name="second", **where)  # type: ignore[arg-type]
+    where: dict[str, Any] = {"topic": query.target, "checkpoint": str(query.checkpoint)}
+    sink = kafka_sink(query.services.broker.bootstrap, plan="copy", name="second", **where)
     sink.settings = replace(sink.settings, at=query.watch_requests, sleep=quick_sleep, retry_timeout_ms=20_000)
-    return sink
+    return sink  # type: ignore[return-value]
 
 
 def empty(query: Query) -> None:
@@ -479,7 +480,7 @@ def test_transaction_longer_than_its_timeout(tmp_path: Path, topic: str, caplog:
 @pytest.mark.remedy(Remedy.BEGIN_NEW_CHECKPOINT, Remedy.LONGER_RETENTION)
 def test_too_many_losses(cluster: Cluster, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "LOSSES_MAX", 2)
-    lost = tuple(loss("trimmed", "in", number, number + 1) for number in range(3))
+    lost = tuple(loss(LossKind.TRIMMED, "in", number, number + 1) for number in range(3))
     with pytest.raises(MarkerRefused) as raised:
         proof.losses_after(None, replace(batch(1), accepted=lost))
     remedies.find(Remedy.BEGIN_NEW_CHECKPOINT, raised.value)

@@ -290,6 +290,7 @@ def readers_of(kind: str, unit: str | None) -> tuple[Decoder, Field, RecordReade
 @given(st.text(alphabet='{}[]",:ab\\u0123d8. eE+-truefalsn\n', max_size=12), st.booleans())
 def test_json_validity_equals_standard_library(text: str, inside: bool) -> None:
     value = '{"b":' + text + "}" if inside else text
+    wanted: str | None
     try:
         meant = json.loads(value, parse_constant=lambda name: (_ for _ in ()).throw(ValueError(name)))
         json.dumps(meant, ensure_ascii=False).encode()

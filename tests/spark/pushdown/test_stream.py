@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -126,7 +127,7 @@ def test_sum_overflow_stops_the_query(
 def test_example_of_the_page(spark: SparkSession, bootstrap: str) -> None:
     page = (Path(__file__).parents[3] / "docs" / "pushdown.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]
-    names = {"spark": spark}
+    names: dict[str, Any] = {"spark": spark}
     exec(code.replace("127.0.0.1:9092", bootstrap), names)
     assert names["sums"].columns == ["uid", "minute", "sum(clicks)", "sum(events)"]
 

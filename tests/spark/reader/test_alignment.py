@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -54,7 +55,7 @@ def batches(bootstrap: str, topic: str, skew_ms: int | None) -> list[dict[int, t
     reader = StreamReader(SourceOptions(bootstrap, subscribed(topic), "earliest", event_time_skew_ms=skew_ms))
     start = reader.initialOffset()
     reader.partitions(start, start)
-    read = []
+    read: list[Any] = []
     for _ in range(200):
         end = reader.latestOffset(start, ReadAllAvailable())
         if end == start:
@@ -244,7 +245,7 @@ def test_watermark_moved_by_punctuations_only(
             .option("maxOffsetsPerTrigger", "1")
             .load()
         )
-        is_punctuation = F.col("value") == b"p"
+        is_punctuation = cast(Column, F.col("value") == b"p")
         clocked = (
             events.withColumn("clock", F.when(is_punctuation, F.col("timestamp")))
             .withWatermark("clock", "0 seconds")

@@ -61,7 +61,7 @@ def test_killed_driver_reads_each_record_once(
         for partition in range(PARTITIONS):
             send([f"{round_number}-{number}" for number in range(RECORDS_PER_ROUND)], partition=partition)
         enough = seen + chance.randrange(1, PARTITIONS * RECORDS_PER_ROUND)
-        wait_until(lambda enough=enough: len(kept(tmp_path)) >= enough, tmp_path)
+        wait_until(lambda enough=enough: len(kept(tmp_path)) >= enough, tmp_path)  # type: ignore[misc]
         time.sleep(chance.random() * 0.3)
         driver.kill()
         driver = Driver(*arguments)

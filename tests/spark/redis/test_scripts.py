@@ -108,7 +108,7 @@ def test_every_script_sent_again_changes_nothing(url: str, keys: Keys) -> None:
     sent: list[Callable[[], str]] = [
         lambda: driver.whole(first, rows_of(0)),
         lambda: driver.begin(second),
-        *(lambda number=number: driver.chunk(second, number, rows[number]) for number in range(CHUNKS)),  # type: ignore[misc]
+        *(lambda number=number: driver.chunk(second, number, rows[number]) for number in range(CHUNKS)),
         lambda: driver.complete(second),
     ]
     for send in sent:

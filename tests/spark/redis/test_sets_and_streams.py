@@ -114,15 +114,15 @@ def test_every_script_sent_again_changes_nothing(url: str) -> None:
     driver.acquire(batch_of(0))
     for number in range(BATCHES):
         batch = batch_of(number)
-        sent = [lambda batch=batch: driver.whole(batch, rows_of(batch.number))]  # type: ignore[misc]
+        sent = [lambda batch=batch: driver.whole(batch, rows_of(batch.number))]
         if number % 2:
             sent = [
-                lambda batch=batch: driver.begin(batch),  # type: ignore[misc]
+                lambda batch=batch: driver.begin(batch),
                 *(
-                    lambda batch=batch, chunk=chunk: driver.chunk(batch, chunk, driver.chunk_rows(batch, chunk))  # type: ignore[misc]
+                    lambda batch=batch, chunk=chunk: driver.chunk(batch, chunk, driver.chunk_rows(batch, chunk))
                     for chunk in range(CHUNKS)
                 ),
-                lambda batch=batch: driver.complete(batch),  # type: ignore[misc]
+                lambda batch=batch: driver.complete(batch),
             ]
         for send in sent:
             assert send() == "done"

@@ -57,7 +57,7 @@ def redis(spark: SparkSession, redis_server: RedisProcess, topic: str) -> Check:
 
     def read() -> list[str]:
         fields = redis_pool.client(redis_server.url).hgetall(counts)
-        return [field.decode() for field, count in fields.items() for _ in range(int(count))]
+        return [field.decode() for field, count in fields.items() for _ in range(int(count))]  # type: ignore[union-attr]
 
     def columns(rows: DataFrame) -> DataFrame:
         return rows.selectExpr("'count' AS target", "binary(value) AS field", "1L AS amount")
