@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from onceflow.cli import onceflow
 from onceflow.cli.internal import is_internal_topic, is_marker_group
 from onceflow.client.cluster import Cluster, OffsetAt
-from onceflow.services import free_port
 from tests.clicks.counted import GOOD_AND_BAD, count, write
 from tests.conftest import RedisProcess
 
@@ -126,7 +125,7 @@ def test_redis_is_away(run: Run, bootstrap: str) -> None:
 
 def test_broker_is_away(run: Run, topic: str, redis_server: RedisProcess, hash_key: str) -> None:
     count(redis_server.url, hash_key, topic, GOOD_AND_BAD)
-    address = f"127.0.0.1:{free_port()}"
+    address = "127.0.0.1:1"
     ended = run("status", "--bootstrap", address, "--redis", redis_server.url, "--hash-key", hash_key)
     assert ended.returncode == 1
     assert f"kafka   {address}   not available: " in ended.stdout

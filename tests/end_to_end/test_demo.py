@@ -45,11 +45,18 @@ def kill_jvm(mark: str, data: Path) -> None:
     eventually(lambda: snapshot(url).events > before)
 
 
+def data_with_free_ports(directory: Path) -> Path:
+    """Return a data directory whose demo takes any free ports, not 9092 and 6379, which another demo may be taking."""
+    (directory / "data").mkdir()
+    (directory / "data" / "demo.json").write_text('{"ports": {"broker": 0, "redis": 0}}')
+    return directory / "data"
+
+
 def test_interrupt_stops_all_and_reports_port(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        demo = [*ONCEFLOW, "demo", "--data", str(tmp_path / "data"), "--port", str(port)]
+        demo = [*ONCEFLOW, "demo", "--data", str(data_with_free_ports(tmp_path)), "--port", str(port)]
         printed = tmp_path / "printed"
         with printed.open("wb") as output:
             started = subprocess.Popen(demo, stdout=output, stderr=output, env={**os.environ, MARK: mark})
@@ -70,7 +77,7 @@ def test_interrupt_stops_all_and_reports_port(tmp_path: Path) -> None:
 def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
     environment = {**os.environ, MARK: mark}
-    demo = [*ONCEFLOW, "demo", "--data", str(tmp_path / "data"), "--port", "0", "--lively"]
+    demo = [*ONCEFLOW, "demo", "--data", str(data_with_free_ports(tmp_path)), "--port", "0", "--lively"]
     printed = tmp_path / "printed"
     with printed.open("wb") as output:
         first = subprocess.Popen(demo, stdout=output, stderr=output, env=environment)

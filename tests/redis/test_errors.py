@@ -12,7 +12,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from onceflow import services
 from onceflow.clicks import results
 from onceflow.clicks.results import RedisUnreachable
 from onceflow.redis import errors as redis_errors
@@ -111,11 +110,10 @@ def configured(server: RedisProcess, ends: Callable[[Any], Any], *settings: tupl
 def without_master(server: RedisProcess, *, stale: bool) -> contextlib.AbstractContextManager[None]:
     """Make the server a replica of an unreachable master, until it becomes a master itself."""
     serves = ("replica-serve-stale-data", "yes" if stale else "no")
-    master = ("replicaof", f"127.0.0.1 {services.free_port()}")
     stack = contextlib.ExitStack()
     stack.enter_context(configured(server, lambda admin: admin.replicaof("NO", "ONE"), serves))
     with redis.Redis.from_url(server.url) as admin:
-        admin.replicaof(*master[1].split())
+        admin.replicaof("127.0.0.1", "1")
     return stack  # type: ignore[return-value]
 
 
