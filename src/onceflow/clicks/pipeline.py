@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -33,6 +33,7 @@ from onceflow.spark.read_again import read_again
 from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, KAFKA
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
 from onceflow.spark.session import build_session, is_jvm_lost
+from onceflow.spark.source import register
 
 PLAN_VERSION = 2
 """Incremented with each change of `onceflow.clicks.events` that changes the count of an event."""
@@ -150,6 +151,7 @@ class ClickPipeline:
                 ui_port=self.ui_port,
             )
         try:
+            register(spark)
             if self.on_session is not None:
                 self.on_session(spark)
             yield spark

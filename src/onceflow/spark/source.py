@@ -4,19 +4,26 @@ Spark finds it through the package `pyspark_onceflow`. Options and columns are t
 default differs: isolation.level is read_committed here.
 """
 
+import importlib.util
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import pyspark
+from pyspark import SparkFiles
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.pushdown.source_columns import HEADERS, SCHEMA
 from onceflow.spark.reader.options import SourceOptions, read_options
 from onceflow.spark.reader.position_options import ENDING_OFFSETS, STARTING_OFFSETS
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyspark.sql import SparkSession
 
     from onceflow.spark.reader.read_task import ReadTask
     from onceflow.spark.reader.stream import StreamReader
@@ -30,6 +37,10 @@ class NoWriter(OnceflowError):
     """A write with `format("onceflow")`, which is read-only."""
 
 
+class OldSpark(OnceflowError):
+    """A PySpark before 4.2, which passes no limits to the stream reader of a Python data source."""
+
+
 class OnceflowDataSource(DataSource):
     """The data source `format("onceflow")`. Its readers are imported on first use: they load numpy."""
 
@@ -37,6 +48,11 @@ class OnceflowDataSource(DataSource):
     def name(cls) -> str:
         """Return the short name."""
         return "onceflow"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the source with the wheel's path: a stream's offsets are planned without `--py-files`."""
+        archive = _archive()
+        return super().__reduce__() if archive is None else (_import_from, (str(archive), self.options))  # type: ignore[return-value]
 
     def schema(self) -> StructType:
         """Return the columns. Spark calls this first, so wrong options are reported by `load()`."""
@@ -51,6 +67,7 @@ class OnceflowDataSource(DataSource):
     def streamReader(self, schema: StructType) -> "StreamReader | RefusedReader":  # noqa: N802 - Spark's name
         """Return the reader for `spark.readStream`."""
         try:
+            _require_read_limits()
             from onceflow.spark.reader.stream import StreamReader
 
             options = read_options(self.options, "stream")
@@ -124,6 +141,48 @@ class BatchReader(DataSourceReader):
         from onceflow.spark.reader import read_task
 
         return read_task.read(self._options, partition) if isinstance(partition, read_task.ReadTask) else iter(())
+
+
+def _require_read_limits() -> None:
+    if importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
+        raise OldSpark(f"a stream of 'onceflow' needs PySpark 4.2: this is {pyspark.__version__}; {Remedy.NEWER_SPARK}")
+
+
+def register(session: "SparkSession") -> None:
+    """Register the source in a session that got onceflow as a wheel with `--py-files`, and send it to the executors.
+
+    Spark's Python workers import only files named .zip, .egg and .jar of `--py-files`, so they get the wheel as a .zip.
+    Spark's search for data sources does not see `--py-files`, so the class is registered. An installed onceflow is
+    found without this, and nothing is done.
+    """
+    archive = _archive()
+    if archive is None:
+        return
+    renamed = Path(SparkFiles.getRootDirectory(), "onceflow.zip")
+    if not renamed.exists():
+        shutil.copyfile(archive, renamed)
+        session.sparkContext.addPyFile(str(renamed))
+    session.dataSource.register(OnceflowDataSource)
+
+
+def _archive() -> Path | None:
+    """Return the wheel or zip from which this module was imported; None if onceflow is installed."""
+    archive = Path(__file__).parents[2]
+    return archive if archive.is_file() else None
+
+
+def _import_from(archive: str, options: dict[str, str]) -> Any:
+    """Return the data source in a process that may not have onceflow on its path."""
+    import importlib
+    import sys
+
+    if archive not in sys.path:
+        sys.path.insert(1, archive)
+    return importlib.import_module("onceflow.spark.source").OnceflowDataSource(options)
+
+
+_import_from.__module__ = "__main__"
+"""Spark's pickler copies the code of functions in `__main__`; others it imports by name."""
 
 
 def columns(options: SourceOptions) -> StructType:

@@ -1,19 +1,28 @@
 """Options of the source: Spark's names, and errors for unknown or invalid options."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+import onceflow
 import pyspark_onceflow
+from onceflow.remedies import Remedy
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.pushdown.source_columns import SCHEMA
 from onceflow.spark.reader.options import NAMES, WITHOUT_EFFECT, Mode, SourceOptions, read_options
 from onceflow.spark.reader.position_options import AtCommitted, AtTimestamp, Position
 from onceflow.spark.reader.subscription import subscribed
-from onceflow.spark.source import OnceflowDataSource, RefusedReader, WrongSchema
+from onceflow.spark.source import BatchReader, OldSpark, OnceflowDataSource, RefusedReader, WrongSchema
 from onceflow.spark.wrong_option import WrongOption
+from tests import remedies
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "clicks"}
 
@@ -275,6 +284,43 @@ def test_user_schema_is_refused() -> None:
         with pytest.raises(WrongSchema, match="not struct<uid:string>"):
             asked()
     refused.stop()
+
+
+@pytest.mark.remedy(Remedy.NEWER_SPARK)
+def test_stream_needs_pyspark_with_read_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark 4.0 and 4.1 lack a module; `make compat` runs both sides with the real ones."""
+    source = OnceflowDataSource(LEAST)
+    with monkeypatch.context() as old:
+        old.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
+        refused = source.streamReader(source.schema())
+        with pytest.raises(OldSpark, match=r"a stream of 'onceflow' needs PySpark 4\.2: this is") as raised:
+            refused.initialOffset()
+        remedies.find(Remedy.NEWER_SPARK, raised.value)
+        assert isinstance(source.reader(source.schema()), BatchReader)
+    assert not isinstance(source.streamReader(source.schema()), RefusedReader)
+
+
+def test_source_of_a_wheel_takes_its_path_along(tmp_path: Path) -> None:
+    """Spark plans a stream's offsets in a process without `--py-files`; `make compat` runs it on a cluster."""
+    archive = shutil.make_archive(str(tmp_path / "wheel"), "zip", Path(onceflow.__file__).parents[1])
+    libraries = str(Path(pyspark.__file__).parents[1])
+    pickled = run_alone(
+        f"from onceflow.spark.source import OnceflowDataSource; print(dumps(OnceflowDataSource({LEAST})).hex())",
+        (libraries, archive),
+    )
+    with pytest.raises(subprocess.CalledProcessError):
+        run_alone("import onceflow", (libraries,))
+    source = f"loads(bytes.fromhex({pickled!r}))"
+    assert run_alone(f"print({source}.options['subscribe'], {source}.__class__.__module__)", (libraries,)) == (
+        "clicks onceflow.spark.source"
+    )
+
+
+def run_alone(code: str, path: Sequence[str]) -> str:
+    """Return the output of Python code in a process with no more than this path, which ignores `.pth` files."""
+    command = [sys.executable, "-S", "-c", f"from pyspark.cloudpickle import dumps, loads; {code}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_spark_loads_source_by_package_name() -> None:
