@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from onceflow import __version__
-from onceflow.cli import EXTRAS, installed_from
+from onceflow.cli import EXTRAS, installed_from, missing_extra
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
 from tests import remedies
@@ -89,6 +90,32 @@ def test_commands_name_the_smallest_extras(command: str, onceflow_broker: Broker
         assert remedies.find(Remedy.INSTALL_EXTRA, without.stdout + without.stderr)["package"].endswith(
             f"[{EXTRAS[command]}]"
         )
+
+
+def test_options_before_the_command_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "onceflow.conf").write_text("bootstrap=127.0.0.1:1\n")
+    without = run_with([], ["--config-file", str(tmp_path / "onceflow.conf"), "produce", "visits"])
+    assert "'onceflow produce' needs the package confluent_kafka" in without.stderr
+    assert remedies.find(Remedy.INSTALL_EXTRA, without.stderr)["package"].endswith("[client]")
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extras"),
+    [
+        ("topic", "scramp", "client"),
+        ("clicks", "scramp", "client,dashboard"),
+        ("verify", "scramp", "client,dashboard"),
+        ("clicks", "redis", "dashboard"),
+        ("demo", "pyspark", "demo"),
+    ],
+)
+def test_a_kafka_with_scram_needs_a_package(command: str, package: str, extras: str) -> None:
+    message = str(missing_extra(command, ModuleNotFoundError(name=package)))
+    assert message.startswith(f"'onceflow {command}' needs the package {package}, ")
+    assert remedies.find(Remedy.INSTALL_EXTRA, message)["package"].endswith(f"[{extras}]")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    named = [line for extra in extras.split(",") for line in project["optional-dependencies"][extra]]
+    assert extras == "demo" or package in {Requirement(line).name for line in named}
 
 
 @pytest.mark.parametrize(

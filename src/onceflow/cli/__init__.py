@@ -10,6 +10,7 @@ import sys
 import urllib.parse
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -80,6 +81,9 @@ EXTRAS = {
 }
 """Command name → the smallest extras with its packages; any other command needs `demo`, which has everything."""
 
+PACKAGE_EXTRAS = {"scramp": "client"}
+"""Package that any command may need, here for SCRAM with --bootstrap → the smallest extra with it."""
+
 SHOWN_CHARACTERS_MAX = 80
 
 
@@ -101,6 +105,12 @@ class LazyCommands(Commands):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            raise missing_extra(ctx.invoked_subcommand or "", error) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(SUMMARIES.items()))
@@ -109,7 +119,8 @@ class LazyCommands(Commands):
 def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     """Return an error that names the missing package and the smallest extras with it."""
     package = str(error.name).partition(".")[0]
-    extras = EXTRAS.get(command, "demo")
+    wanted = {*EXTRAS.get(command, "").split(","), PACKAGE_EXTRAS.get(package, "")} - {""}
+    extras = ",".join(sorted(wanted)) or "demo"
     return OnceflowError(
         f"'onceflow {command}' needs the package {package}, which is not installed; "
         f"{Remedy.INSTALL_EXTRA.format(package=f'{installed_from()}[{extras}]')}"
@@ -163,9 +174,6 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         print("onceflow: interrupted", file=sys.stderr)
         sys.exit(130)
-    except ModuleNotFoundError as error:
-        print(f"onceflow: {missing_extra(sys.argv[1] if len(sys.argv) > 1 else '', error)}", file=sys.stderr)
-        sys.exit(1)
     except UnicodeEncodeError as error:
         # A name typed in another encoding, or a terminal that cannot show its characters.
         shown = ascii(error.object[:SHOWN_CHARACTERS_MAX])
