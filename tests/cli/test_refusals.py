@@ -49,7 +49,7 @@ def test_unknown_transactional_ids_are_refused(run: Run, topic: str, words: tupl
     assert f"transactional id '{topic}' does not exist at" in message
     remedies.find(Remedy.LIST_TRANSACTIONS, message)
     assert run("transaction", "list").returncode == 0
-    assert "not_found" not in message
+    assert "NOT_FOUND" not in message
 
 
 @pytest.mark.remedy(Remedy.LIST_GROUPS, Remedy.SHOW_MEMBERS, Remedy.STOP_MEMBERS)
