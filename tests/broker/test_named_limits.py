@@ -154,7 +154,7 @@ def test_a_search_by_time_respects_it(unpacked_bytes: int, is_found: bool, tmp_p
     log = open_log(tmp_path / "t-0", batch_unpacked_bytes_max=1000)
     log.append(packed_batch(unpacked_bytes))
     sync(log)
-    for search in (log.search_timestamp(NOW_MS), log.search_max_timestamp()):
+    for search in (log.visible.search_timestamp(NOW_MS), log.visible.search_max_timestamp()):
         if is_found:
             assert search() == (NOW_MS, 0)
         else:
@@ -202,10 +202,10 @@ def test_interval_of_producer_expiry(tmp_path: Path) -> None:
     log.append(batch(b"x", producer_id=7))
     clock.advance_ms(4_999)
     log.append(batch(b"x", producer_id=8))
-    assert log.producer_count == 2
+    assert len(log.producers) == 2
     clock.advance_ms(1)
     log.append(batch(b"x", producer_id=9))
-    assert log.producer_count == 2, "7 has expired, 8 was used a millisecond ago"
+    assert len(log.producers) == 2, "7 has expired, 8 was used a millisecond ago"
 
 
 def test_delay_of_the_first_retention_check(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def keyed(
 
 def compactable(log: PartitionLog, clean_end: int = 0) -> Compactable:
     segments = log.segments.finished()
-    end = log.segments.end_of(len(segments) - 1, log.log_end_offset)
+    end = log.segments.end_of(len(segments) - 1)
     begin = clean_end if log.log_start_offset <= clean_end <= end else log.log_start_offset
-    return Compactable(log.name, log.directory, log.config, segments, end, begin, log.last_stable_offset)
+    return Compactable(log.name, log.directory, log.config, segments, end, begin, log.visible.last_stable_offset)
 
 
 def compact(
@@ -49,7 +49,7 @@ def compact(
         now_ms=now_ms,
         keys_max=keys_max,
         aborted=aborted,
-        last_batches=log.producer_snapshot().last_batches(),
+        last_batches=log.producers.snapshot().last_batches(),
     )
     for cleaned in running.run():
         if cleaned is not None:
@@ -63,7 +63,7 @@ def compact(
 def stored(log: PartitionLog) -> Iterator[tuple[BatchHeader, Sequence[Record]]]:
     """Yield every visible batch, read as a consumer reads."""
     offset = log.log_start_offset
-    while (fetched := log.read(offset, 1 << 20)) is not None:
+    while (fetched := log.visible.read(offset, 1 << 20)) is not None:
         data = fetched.read()
         for position, header in batches(data):
             yield header, decode_batch(data, position)
@@ -77,7 +77,7 @@ def offsets(log: PartitionLog) -> list[int]:
 
 def table(log: PartitionLog) -> dict[str, str]:
     """Return key → value as a reader of committed data sees the whole log."""
-    aborted = log.aborted_transactions(log.log_start_offset, log.high_watermark)
+    aborted = log.visible.aborted_transactions(log.log_start_offset, log.high_watermark)
     known: dict[str, str] = {}
     ends = {(producer_id, first): _marker_after(log, producer_id, first) for producer_id, first in aborted}
     for header, records in stored(log):

@@ -46,16 +46,16 @@ def open_log(
 
 
 def sync(log: PartitionLog) -> None:
-    point = log.begin_sync()
+    point = log.durability.begin_sync()
     if point is not None:
         point.run()
-        log.end_sync(point)
+        log.durability.end_sync(point)
 
 
 def records(log: PartitionLog, size_bytes_max: int = 1 << 20) -> Iterator[Record]:
     """Yield every visible record, read as a consumer reads."""
     offset = log.log_start_offset
-    while (fetched := log.read(offset, size_bytes_max)) is not None:
+    while (fetched := log.visible.read(offset, size_bytes_max)) is not None:
         data = fetched.read()
         assert len(data) == fetched.size_bytes
         read_bytes = 0
@@ -75,5 +75,5 @@ def values(log: PartitionLog) -> list[bytes | None]:
 
 def open_transactions(log: PartitionLog) -> dict[int, int]:
     """Return the first offset of each open transaction by producer id."""
-    first_offsets = {state.producer_id: state.current_transaction_first_offset for state in log.producer_states()}
+    first_offsets = {state.producer_id: state.current_transaction_first_offset for state in log.producers.states()}
     return {producer_id: offset for producer_id, offset in first_offsets.items() if offset >= 0}

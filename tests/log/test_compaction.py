@@ -47,17 +47,17 @@ def test_of_each_key_the_last_record_stays(tmp_path: Path) -> None:
     assert compact(log) == end == 10
     assert offsets(log) == [7, 8, 9]
     assert table(log) == {"k0": "v9", "k1": "v7", "k2": "v8"}
-    assert [log.read(offset, 1) is not None for offset in range(11)] == [True] * 10 + [False]
+    assert [log.visible.read(offset, 1) is not None for offset in range(11)] == [True] * 10 + [False]
 
 
 def test_waiting_reader_survives_a_compaction(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=10_000)
     fill(log, *(keyed((f"k{n % 3}", f"v{n}")) for n in range(10)))
-    assert log.read(10, 1000) is None
+    assert log.visible.read(10, 1000) is None
     fill(log, *(keyed((f"k{n}", f"v{n}")) for n in range(10, 20)))
     end = seal(log)
     compact(log)
-    fetched = log.read(10, 1 << 20)
+    fetched = log.visible.read(10, 1 << 20)
     assert end == 20
     assert fetched is not None
     assert read_header(fetched.read()).base_offset == 10
@@ -100,7 +100,7 @@ def test_rule_10_unstable_offsets_are_kept(tmp_path: Path) -> None:
     seal(log)
     fill(log, keyed(("k", "open"), producer_id=7, transactional=True), keyed(("k", "c")))
     seal(log)
-    assert log.last_stable_offset == 2
+    assert log.visible.last_stable_offset == 2
     assert compact(log) == 2
     assert offsets(log) == [1, 2, 3]
     log.append_marker(7, 0, commit=False)
@@ -170,7 +170,7 @@ def test_rule_10_empty_batch_keeps_last_sequence(tmp_path: Path) -> None:
     for path in (tmp_path / "table-0").glob("*.snapshot"):
         path.unlink()
     reopened = open_log(tmp_path / "table-0", segment_bytes=10_000, cleanup_compact=True)
-    assert reopened.producer_snapshot().last_batches() == {7: LastBatch(0, 2)}
+    assert reopened.producers.snapshot().last_batches() == {7: LastBatch(0, 2)}
     assert reopened.append(keyed(("k", "b"), ("k", "c"), producer_id=7, sequence=1)).duplicate
     assert reopened.append(keyed(("k", "f"), producer_id=7, sequence=3)).base_offset == 5
 
@@ -183,7 +183,7 @@ def test_rule_10_empty_batch_ends_cleaned_range(tmp_path: Path) -> None:
     compact(log, now_ms=NOW_MS + 2 * DAY_MS)
     ((header, records),) = stored(log)
     assert (header.base_offset, header.last_offset, list(records)) == (0, 0, [])
-    assert log.read(end, 1000) is None
+    assert log.visible.read(end, 1000) is None
     assert open_log(log.directory, cleanup_compact=True).log_end_offset == end
 
 
@@ -255,7 +255,7 @@ def test_readers_of_the_old_segments_go_on(tmp_path: Path) -> None:
     log = opened(tmp_path, segment_bytes=2000, index_interval_bytes=100)
     fill(log, *(keyed((f"k{n % 3}", f"v{n:03}")) for n in range(60)))
     seal(log)
-    held, old = log.read(0, 10_000), log.segments.finished()
+    held, old = log.visible.read(0, 10_000), log.segments.finished()
     assert held is not None
     before = held.read()
     positions = {offset: segment.find(offset, segment.size_bytes) for segment in old for offset in range(60)}
@@ -272,10 +272,10 @@ def test_the_time_index_of_what_stays(tmp_path: Path) -> None:
     seal(log)
     compact(log)
     for n in range(50):
-        record_time = log.search_timestamp(NOW_MS + n * 10)()
+        record_time = log.visible.search_timestamp(NOW_MS + n * 10)()
         offset = max(n, 45)
         assert record_time == (NOW_MS + offset * 10, offset)
-    assert log.search_max_timestamp()() == (NOW_MS + 490, 49)
+    assert log.visible.search_max_timestamp()() == (NOW_MS + 490, 49)
 
 
 @pytest.mark.parametrize("codec", list(Codec))

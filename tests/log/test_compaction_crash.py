@@ -173,7 +173,7 @@ def cut_deletion(root: Path, operation: int) -> bool:
     fill(log, operation)
     end, kept = log.high_watermark, log.segments.finished()[-1].base_offset
     before = [header for header, _records in stored(log) if header.base_offset >= kept]
-    log.log_start_offset = kept
+    log.segments.start_offset = kept
     disk.cut_power_after(operation)
     was_cut = False
     try:

@@ -107,11 +107,11 @@ class Life:
         for _ in range(10_000):
             action = self.source.randrange(4)
             if action == 0 and point is None:
-                point = log.begin_sync()
+                point = log.durability.begin_sync()
                 self.forget_acknowledged(log)
             elif action == 1 and point is not None:
                 point.run()
-                log.end_sync(point)
+                log.durability.end_sync(point)
                 point = None
                 self.promised = max(self.promised, log.high_watermark)
             else:

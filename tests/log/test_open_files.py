@@ -34,9 +34,9 @@ def limit_descriptors() -> None:
 def read_many_segments(directory: Path, clean: bool) -> None:
     log = open_log(directory, clean=clean)
     assert len(values(log)) == SEGMENTS
-    assert log.search_timestamp(NOW_MS)() == (NOW_MS, 0)
+    assert log.visible.search_timestamp(NOW_MS)() == (NOW_MS, 0)
     for offset in range(SEGMENTS):
-        fetched = log.read(offset, 1)
+        fetched = log.visible.read(offset, 1)
         assert fetched is not None
         assert b"%03d" % offset * 10 in fetched.read()
 
@@ -74,13 +74,13 @@ def test_file_with_unsynced_bytes_stays_open(tmp_path: Path) -> None:
     active = log.segments.active
     log.append(batch(b"a"))
     written = active.file
-    point = log.begin_sync()
+    point = log.durability.begin_sync()
     assert point is not None
     assert not active.release_if_idle()
     assert not active.release_if_idle()
     point.run()
     log.append(batch(b"b"))
-    log.end_sync(point)
+    log.durability.end_sync(point)
     assert not active.release_if_idle(), "the second batch came during the round"
     assert active.file is written
     sync(log)
@@ -96,7 +96,7 @@ def test_renamed_segment_stays_readable(tmp_path: Path) -> None:
     for value in (b"a" * 31, b"b" * 31):
         log.append(batch(value))
     sync(log)
-    fetched, search = log.read(0, 1000), log.search_timestamp(NOW_MS)
+    fetched, search = log.visible.read(0, 1000), log.visible.search_timestamp(NOW_MS)
     assert fetched is not None
     sealed = log.segments.in_order[0]
     while not sealed.release_if_idle():

@@ -34,7 +34,7 @@ def test_offsets_are_stamped_and_the_rest_stays(log: PartitionLog) -> None:
         assert bytes(data[16:]) == before[16:], "only offset, length and leader epoch are outside the CRC"
         assert (appended.duplicate, appended.timestamp_ms) == (False, -1)
     sync(log)
-    fetched = log.read(0, 1 << 20)
+    fetched = log.visible.read(0, 1 << 20)
     assert fetched is not None
     assert fetched.read() == b"".join(sent)
     assert [read_header(data).base_offset for data in sent] == [0, 2, 3]
@@ -49,19 +49,19 @@ def test_batch_in_the_middle_of_buffer(log: PartitionLog) -> None:
 
 
 def test_nothing_is_visible_before_its_sync(log: PartitionLog) -> None:
-    assert log.begin_sync() is None
+    assert log.durability.begin_sync() is None
     log.append(batch(b"a"))
-    assert (log.log_end_offset, log.high_watermark, log.read(0, 1000)) == (1, 0, None)
-    point = log.begin_sync()
+    assert (log.log_end_offset, log.high_watermark, log.visible.read(0, 1000)) == (1, 0, None)
+    point = log.durability.begin_sync()
     assert point is not None
     log.append(batch(b"b"))
     with pytest.raises(RuntimeError, match="already running"):
-        log.begin_sync()
+        log.durability.begin_sync()
     point.run()
-    log.end_sync(point)
+    log.durability.end_sync(point)
     assert (log.log_end_offset, log.high_watermark, values(log)) == (2, 1, [b"a"])
-    assert log.search_max_timestamp()() == (NOW_MS, 0)
-    assert log.search_timestamp(NOW_MS)() == (NOW_MS, 0)
+    assert log.visible.search_max_timestamp()() == (NOW_MS, 0)
+    assert log.visible.search_timestamp(NOW_MS)() == (NOW_MS, 0)
     sync(log)
     assert values(log) == [b"a", b"b"]
 
@@ -73,7 +73,7 @@ def test_rule_2_read_starts_at_containing_batch(log: PartitionLog) -> None:
     sync(log)
 
     def span(offset: int, size_bytes_max: int, **options: Any) -> tuple[int, int] | None:
-        fetched = log.read(offset, size_bytes_max, **options)
+        fetched = log.visible.read(offset, size_bytes_max, **options)
         return None if fetched is None else (fetched.position, fetched.size_bytes)
 
     assert span(2, 1 << 20) == (0, sum(sizes))
@@ -88,7 +88,7 @@ def test_rule_2_read_starts_at_containing_batch(log: PartitionLog) -> None:
     assert span(5, 1 << 20) is None
     for outside in (-1, 6):
         with pytest.raises(errors.OffsetOutOfRange, match=f"clicks-0: offset {outside} "):
-            log.read(outside, 1)
+            log.visible.read(outside, 1)
 
 
 @pytest.mark.parametrize("segment_bytes", [400, 3000, 1 << 30])
@@ -103,7 +103,7 @@ def test_reading_all_in_pieces_of_any_size(tmp_path: Path, segment_bytes: int, s
     sync(log)
     assert [record.value for record in records(log, size_bytes_max)] == sent
     for offset in range(0, 300, 7):
-        fetched = log.read(offset, 1)
+        fetched = log.visible.read(offset, 1)
         assert fetched is not None
         header = read_header(fetched.read())
         assert header.base_offset <= offset <= header.last_offset
@@ -113,17 +113,17 @@ def test_reading_all_in_pieces_of_any_size(tmp_path: Path, segment_bytes: int, s
 def test_waiting_reader_gets_the_next_batch(tmp_path: Path, segment_bytes: int) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
     for number in range(20):
-        assert log.read(log.high_watermark, 1 << 20) is None
+        assert log.visible.read(log.high_watermark, 1 << 20) is None
         offset = log.log_end_offset
         log.append(batch(b"%d" % number))
         log.append(batch(b"unsynced", b"beside it"))
-        assert log.read(offset, 1 << 20) is None
+        assert log.visible.read(offset, 1 << 20) is None
         sync(log)
-        fetched = log.read(offset, 1)
+        fetched = log.visible.read(offset, 1)
         assert fetched is not None
         assert read_header(fetched.read()).base_offset == offset
         for nearby in (offset + 1, max(offset - 1, 0)):
-            fetched = log.read(nearby, 1)
+            fetched = log.visible.read(nearby, 1)
             assert fetched is not None
             header = read_header(fetched.read())
             assert header.base_offset <= nearby <= header.last_offset
@@ -135,14 +135,14 @@ def test_waiting_reader_needs_no_search(log: PartitionLog, monkeypatch: pytest.M
 
     log.append(batch(b"a"))
     sync(log)
-    assert log.read(1, 1000) is None
+    assert log.visible.read(1, 1000) is None
     log.append(batch(b"b"))
     sync(log)
     with monkeypatch.context() as patched:
         patched.setattr(OffsetIndex, "position_for_offset", not_searched)
-        small = log.read(1, 1)
+        small = log.visible.read(1, 1)
         patched.setattr(Segment, "find", not_searched)
-        fetched = log.read(1, 1000)
+        fetched = log.visible.read(1, 1000)
     assert fetched is not None
     assert fetched == small
     assert read_header(fetched.read()).base_offset == 1
@@ -152,7 +152,7 @@ def test_a_slice_outlives_its_log(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0")
     log.append(batch(b"a"))
     sync(log)
-    fetched = log.read(0, 1000)
+    fetched = log.visible.read(0, 1000)
     assert fetched is not None
     log.close()
     del log
@@ -205,7 +205,7 @@ def test_rule_12_invalid_batches_are_refused(
     with pytest.raises(errors.LogError, match="clicks-0") as raised:
         log.append(data)
     assert type(raised.value) is kind
-    assert (log.log_end_offset, log.size_bytes) == (0, 0)
+    assert (log.log_end_offset, log.segments.size_bytes) == (0, 0)
     assert log.append(batch(b"good")).base_offset == 0
 
 
@@ -240,7 +240,7 @@ def test_segments_roll_by_size(tmp_path: Path) -> None:
     assert names(log, ".log") == [0, 3, 6]
     assert names(log, ".snapshot") == [3, 6]
     assert names(log, ".index") == names(log, ".timeindex") == [0, 3]
-    assert log.size_bytes == 7 * size_bytes
+    assert log.segments.size_bytes == 7 * size_bytes
     assert len(values(log)) == 7
 
 
@@ -263,7 +263,7 @@ def test_segments_without_timestamps_roll_by_the_clock(tmp_path: Path) -> None:
 def test_rule_1_relative_offsets_fit_into_int32(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", index_interval_bytes=0)
     log.append(batch(b"first"))
-    log.log_end_offset = 2**31 - 2
+    log.segments.end_offset = 2**31 - 2
     for value in (b"a", b"b", b"c"):
         log.append(batch(value))
     assert names(log, ".log") == [0, 2**31]
@@ -285,14 +285,14 @@ def test_rule_3_time_search_reads_records(tmp_path: Path, codec: Codec) -> None:
     for begin in range(0, len(timestamps), 2):
         pair = timestamps[begin : begin + 2]
         log.append(encode_batch([Record(i, ts, None, b"x" * 50) for i, ts in enumerate(pair)], codec=codec))
-    assert log.search_timestamp(0)() is None
-    assert log.search_max_timestamp()() is None
+    assert log.visible.search_timestamp(0)() is None
+    assert log.visible.search_max_timestamp()() is None
     sync(log)
     for _ in range(2):
         for wanted in range(0, 1000, 25):
             first = next(((ts, offset) for offset, ts in enumerate(timestamps) if ts >= wanted), None)
-            assert log.search_timestamp(wanted)() == first
-        assert log.search_max_timestamp()() == (950, 9)
+            assert log.visible.search_timestamp(wanted)() == first
+        assert log.visible.search_max_timestamp()() == (950, 9)
         log.close()
         log = open_log(tmp_path / "clicks-0", clean=True)
 
@@ -315,12 +315,12 @@ def test_time_search_stops_at_high_watermark(
 
     monkeypatch.setattr(Segment, "spans", counted)
     for wanted in range(31, 60):
-        assert log.search_timestamp(NOW_MS + 10 * wanted)() is None
+        assert log.visible.search_timestamp(NOW_MS + 10 * wanted)() is None
     assert len(scanned) < 20, "of 30 visible batches, for 29 lookups"
-    assert log.search_timestamp(NOW_MS + 290)() == (NOW_MS + 290, 29)
+    assert log.visible.search_timestamp(NOW_MS + 290)() == (NOW_MS + 290, 29)
     assert "damaged" not in caplog.text
     sync(log)
-    assert log.search_timestamp(NOW_MS + 450)() == (NOW_MS + 450, 45)
+    assert log.visible.search_timestamp(NOW_MS + 450)() == (NOW_MS + 450, 45)
 
 
 def test_unreadable_records_fail_the_search_only(log: PartitionLog) -> None:
@@ -330,9 +330,9 @@ def test_unreadable_records_fail_the_search_only(log: PartitionLog) -> None:
     whole[17:21] = crc32c(whole[21:]).to_bytes(4, "big")
     log.append(whole)
     sync(log)
-    assert log.read(0, 1000) is not None
+    assert log.visible.read(0, 1000) is not None
     with pytest.raises(errors.CorruptBatch, match="gzip"):
-        log.search_timestamp(0)()
+        log.visible.search_timestamp(0)()
 
 
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(errors.StorageFailed, match="no space left"):
             log.append(batch(b"b" * 200))
-        assert log.directory.joinpath(f"{0:020d}.log").stat().st_size == log.size_bytes
+        assert log.directory.joinpath(f"{0:020d}.log").stat().st_size == log.segments.size_bytes
     disk.space_bytes = None
     assert log.append(batch(b"c")).base_offset == 1
     sync(log)
@@ -357,14 +357,14 @@ def test_failed_sync_stops_writes_not_reads(tmp_path: Path) -> None:
     sync(log)
     log.append(batch(b"b"))
     disk.fail_next_syncs()
-    point = log.begin_sync()
+    point = log.durability.begin_sync()
     assert point is not None
     with pytest.raises(OSError, match="could not sync") as raised:
         point.run()
-    log.fail_sync(raised.value)
+    log.durability.fail_sync(raised.value)
     with pytest.raises(errors.StorageFailed, match=r"clicks-0.*could not sync.*restart"):
         log.append(batch(b"c"))
-    assert log.begin_sync() is None
+    assert log.durability.begin_sync() is None
     assert (values(log), log.log_end_offset) == ([b"a"], 2)
     log.close()
     disk.crash(0)
@@ -441,7 +441,7 @@ def test_slice_shows_whether_it_was_cut(tmp_path: Path) -> None:
     log.append(batch(b"x" * 31))
 
     def is_cut(offset: int, size_bytes_max: int) -> bool:
-        fetched = log.read(offset, size_bytes_max)
+        fetched = log.visible.read(offset, size_bytes_max)
         assert fetched is not None
         return fetched.is_cut
 
@@ -454,7 +454,7 @@ def test_write_not_undone_keeps_running_round(tmp_path: Path, monkeypatch: pytes
     disk = FaultyDisk(tmp_path)
     log = open_log(tmp_path / "clicks-0", disk=disk)
     log.append(batch(b"a"))
-    point = log.begin_sync()
+    point = log.durability.begin_sync()
     assert point is not None
     disk.space_bytes = 10
 
@@ -465,11 +465,11 @@ def test_write_not_undone_keeps_running_round(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(errors.StorageFailed):
         log.append(batch(b"b" * 100))
     with pytest.raises(RuntimeError, match="already running"):
-        log.begin_sync()
+        log.durability.begin_sync()
     point.run()
-    log.end_sync(point)
+    log.durability.end_sync(point)
     assert log.high_watermark == 1, "what the round covered is durable"
-    assert log.begin_sync() is None
+    assert log.durability.begin_sync() is None
 
 
 def test_timestamps_beyond_64_bits_are_refused(log: PartitionLog) -> None:
@@ -491,19 +491,19 @@ def test_flush_policy_bounds_visible_unsynced_records(tmp_path: Path) -> None:
     seen = []
     for _ in range(5):
         log.append(batch(b"a"))
-        seen.append((log.high_watermark, log.synced_offset, log.is_flush_due()))
+        seen.append((log.high_watermark, log.durability.synced_offset, log.durability.is_flush_due()))
     assert seen == [(1, 0, False), (2, 0, False), (2, 0, True), (2, 0, True), (2, 0, True)]
     sync(log)
-    assert (log.high_watermark, log.synced_offset, log.is_flush_due()) == (5, 5, False)
+    assert (log.high_watermark, log.durability.synced_offset, log.durability.is_flush_due()) == (5, 5, False)
     log.append(batch(b"a"))
     clock.advance_ms(100)
-    assert (log.high_watermark, log.is_flush_due()) == (6, True)
+    assert (log.high_watermark, log.durability.is_flush_due()) == (6, True)
     log.append(batch(b"a"))
     assert log.high_watermark == 6, "one record has waited for too long"
-    point = log.begin_sync()
+    point = log.durability.begin_sync()
     assert point is not None
     log.append(batch(b"a"))
     point.run()
-    log.end_sync(point)
-    assert (log.high_watermark, log.synced_offset) == (8, 7)
+    log.durability.end_sync(point)
+    assert (log.high_watermark, log.durability.synced_offset) == (8, 7)
     assert len(values(log)) == 8

@@ -34,7 +34,7 @@ def send(log: PartitionLog, producer_id: int, sequence: int = 0) -> bool:
 
 
 def known(log: PartitionLog) -> list[int]:
-    return [state.producer_id for state in log.producer_states()]
+    return [state.producer_id for state in log.producers.states()]
 
 
 def transactional(producer_id: int, sequence: int = 0) -> bytearray:
@@ -160,6 +160,6 @@ def test_a_producer_takes_little_memory(tmp_path: Path) -> None:
         current_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert log.producer_count == count
+    assert len(log.producers) == count
     assert current_bytes / count < 400
     assert len(values(log)) == 0

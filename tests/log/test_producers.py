@@ -77,7 +77,7 @@ def test_rule_6_sequences_wrap(log: PartitionLog) -> None:
 def test_rule_6_wrapped_sequences_survive_a_restart(tmp_path: Path, clean: bool) -> None:
     log = open_log(tmp_path / "clicks-0")
     assert send(log, SEQUENCE_MAX, 3) == (0, False)
-    assert [state.last_sequence for state in log.producer_states()] == [1]
+    assert [state.last_sequence for state in log.producers.states()] == [1]
     log.close()
     log = open_log(tmp_path / "clicks-0", clean=clean)
     assert send(log, SEQUENCE_MAX, 3) == (0, True)
@@ -96,7 +96,7 @@ def test_rule_6_five_batches_survive_a_restart(tmp_path: Path, clean: bool, segm
         log.close()
     del log
     log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes, clean=clean)
-    assert log.producer_count == 2
+    assert len(log.producers) == 2
     for number in range(4, 9):
         assert send(log, 2 * number, 2) == (3 * number, True)
         assert send(log, number + SEQUENCE_MAX - 4 & SEQUENCE_MAX, producer_id=8) == (3 * number + 2, True)
@@ -112,10 +112,10 @@ def test_rule_6_inactive_producers_expire(tmp_path: Path) -> None:
     log.append(old_event)
     clock.advance_ms(CHECK_MS - 1)
     assert send(log, 0, producer_id=8) == (1, False)
-    assert log.producer_count == 2
+    assert len(log.producers) == 2
     clock.advance_ms(1)
     send(log, 0, producer_id=9)
-    assert log.producer_count == 2, "7 is gone, 8 was heard of a millisecond ago"
+    assert len(log.producers) == 2, "7 is gone, 8 was heard of a millisecond ago"
     assert send(log, 55) == (3, False)
 
 

@@ -54,7 +54,7 @@ def test_impossible_counts_are_refused(log: PartitionLog, codec: Codec, count: i
     """The count exceeds what the codec's format can unpack from one byte."""
     with pytest.raises(errors.InvalidRecord, match=rf"clicks-0: {count} records in 1 bytes .* at least 7 bytes"):
         log.append(claiming(count, b"\0", codec))
-    assert (log.log_end_offset, log.size_bytes) == (0, 0)
+    assert (log.log_end_offset, log.segments.size_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("codec", Codec)
@@ -132,11 +132,11 @@ def test_recovery_keeps_a_stored_claim(tmp_path: Path) -> None:
     assert (log.recovery_removed_bytes, log.log_end_offset) == (0, 2**31)
     assert log.append(batch(b"after")).base_offset == 2**31
     sync(log)
-    fetched = log.read(1, 1 << 20)
+    fetched = log.visible.read(1, 1 << 20)
     assert fetched is not None
     assert [header.record_count for _, header in batches(fetched.read())] == [INT32_MAX]
     with pytest.raises(errors.CorruptBatch, match="batch at position 0, base offset 1"):
-        log.search_timestamp(NOW_MS - 1)()
+        log.visible.search_timestamp(NOW_MS - 1)()
 
 
 def test_dump_names_a_stored_claim(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def check(original: Original, directory: Path, count: int, *, clean: bool = Fals
     """Check that the log opens with exactly the first `count` records, keeps them, and accepts appends."""
     log = open_log(directory, clean=clean, segment_bytes=original.segment_bytes)
     assert values(log) == original.values[:count]
-    assert log.size_bytes == (original.ends[count - 1] if count else 0)
-    assert sum(path.stat().st_size for path in directory.glob("*.log")) == log.size_bytes
+    assert log.segments.size_bytes == (original.ends[count - 1] if count else 0)
+    assert sum(path.stat().st_size for path in directory.glob("*.log")) == log.segments.size_bytes
     log.append(batch(b"next"))
     sync(log)
     again = open_log(directory, segment_bytes=original.segment_bytes)
@@ -266,8 +266,8 @@ def test_start_cost_is_independent_of_size(clean: bool, scratch: Path, monkeypat
         again = open_log(directory, clean=clean, disk=disk)
         looks.append(disk.looks)
         assert len(again.segments.in_order) == segments
-        assert again.search_timestamp(NOW_MS + 2)() == (NOW_MS + 2, 2)
-        assert again.search_max_timestamp()() == (NOW_MS + 3, 3)
+        assert again.visible.search_timestamp(NOW_MS + 2)() == (NOW_MS + 2, 2)
+        assert again.visible.search_max_timestamp()() == (NOW_MS + 3, 3)
         assert disk.looks > looks[-1], "which looks at the time indexes only now"
     assert looks[0] == looks[1]
 
@@ -295,7 +295,7 @@ def is_known(log: PartitionLog) -> bool:
 
 def delete_finished(log: PartitionLog, disk: FaultyDisk) -> None:
     """Delete all finished segments as DeleteRecords does."""
-    log.log_start_offset = log.segments.active.base_offset
+    log.segments.start_offset = log.segments.active.base_offset
     swap.retire(disk, log.directory, log.drop_segments_below_start())
 
 
@@ -375,7 +375,7 @@ def test_batches_before_torn_write_are_durable(scratch: Path) -> None:
     log = open_log(scratch / "t-0", disk=disk)
     for value in (b"a", b"b"):
         log.append(batch(value))
-    log.segments.active.file.write(batch(b"torn")[:30], log.size_bytes)
+    log.segments.active.file.write(batch(b"torn")[:30], log.segments.size_bytes)
     disk.kill()
     assert values(open_log(scratch / "t-0", disk=disk)) == [b"a", b"b"]
     disk.crash(0, drop_all=True)
@@ -399,7 +399,7 @@ def test_flipped_index_bit_hides_no_record(scratch: Path) -> None:
             opened = open_log(scratch / "copy-0", clean=True, **settings)
             for offset in range(30):
                 for size_bytes in (1, 300):
-                    fetched = opened.read(offset, size_bytes)
+                    fetched = opened.visible.read(offset, size_bytes)
                     assert fetched is not None
                     data = fetched.read()
                     assert read_header(data).base_offset == offset

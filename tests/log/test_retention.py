@@ -27,7 +27,7 @@ def log(tmp_path: Path) -> PartitionLog:
 def test_rule_11_retention_stops_at_high_watermark(log: PartitionLog) -> None:
     decision = decide(log, by_age_and_size, NOW_MS + 10 * DAY_MS)
     assert (decision.log_start_offset, decision.needs_roll) == (2, False)
-    log.log_start_offset = decision.log_start_offset
+    log.segments.start_offset = decision.log_start_offset
     assert [segment.base_offset for segment in log.drop_segments_below_start()] == [0]
     assert log.segments.bases == [1, 2, 3], "the second one's seal is not finished"
     sync(log)

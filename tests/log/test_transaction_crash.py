@@ -71,12 +71,12 @@ def committed(log: PartitionLog, size_bytes_max: int) -> list[bytes | None]:
     """Return what a consumer with isolation.level=read_committed sees, by Kafka's algorithm (CompletedFetch)."""
     visible: list[bytes | None] = []
     offset = log.log_start_offset
-    while (piece := log.read(offset, size_bytes_max, offset_end=log.last_stable_offset)) is not None:
-        pending = sorted(log.aborted_in(offset, piece), key=lambda aborted: aborted[1])
+    while (piece := log.visible.read(offset, size_bytes_max, offset_end=log.visible.last_stable_offset)) is not None:
+        pending = sorted(log.visible.aborted_in(offset, piece), key=lambda aborted: aborted[1])
         data = piece.read()
         offset, values = consumed(data, pending)
         visible += values
-    assert offset == log.last_stable_offset, "nothing below the last stable offset is kept back"
+    assert offset == log.visible.last_stable_offset, "nothing below the last stable offset is kept back"
     return visible
 
 
@@ -139,11 +139,11 @@ class Life:
         assert log.log_end_offset >= self.promised, f"{self.promised - log.log_end_offset} promised offsets are lost"
         self.events = self.events[: log.log_end_offset]
         model = Model(self.events)
-        assert log.last_stable_offset == model.last_stable_offset
+        assert log.visible.last_stable_offset == model.last_stable_offset
         committed_values = committed(log, self.source.choice((1, 300, 1 << 20)))
         assert committed_values == model.committed
         assert committed_values[: len(self.seen)] == self.seen, "what was seen stays"
-        for state in log.producer_states():
+        for state in log.producers.states():
             assert state.last_sequence == model.sequences[state.producer_id] - 1
             assert state.current_transaction_first_offset == model.open.get(state.producer_id, -1)
         assert open_transactions(log) == model.open
@@ -180,10 +180,10 @@ class Life:
         for _ in range(10_000):
             action = self.source.randrange(6)
             if action == 0 and point is None:
-                point = log.begin_sync()
+                point = log.durability.begin_sync()
             elif action == 1 and point is not None:
                 point.run()
-                log.end_sync(point)
+                log.durability.end_sync(point)
                 point = None
                 self.promised = max(self.promised, log.high_watermark)
             elif action == 2:

@@ -104,10 +104,10 @@ def replay_golden(directory: Path) -> PartitionLog:
 
 
 def check_golden(log: PartitionLog) -> None:
-    assert (log.last_stable_offset, log.high_watermark) == (golden.LAST_STABLE_OFFSET, 15)
+    assert (log.visible.last_stable_offset, log.high_watermark) == (golden.LAST_STABLE_OFFSET, 15)
     for offset, aborted in golden.ABORTED_FROM.items():
-        fetched = log.read(offset, 1 << 20, offset_end=log.last_stable_offset)
-        assert log.aborted_in(offset, fetched) == aborted, offset
+        fetched = log.visible.read(offset, 1 << 20, offset_end=log.visible.last_stable_offset)
+        assert log.visible.aborted_in(offset, fetched) == aborted, offset
 
 
 def test_our_files_are_kafkas_byte_for_byte(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_kafkas_log_and_snapshot_are_taken_over(tmp_path: Path) -> None:
     check_golden(log)
     assert log.append_marker(3, 0, commit=False).base_offset == 15
     sync(log)
-    assert (log.last_stable_offset, log.aborted_transactions(14, 16)) == (16, [(3, 14)])
+    assert (log.visible.last_stable_offset, log.visible.aborted_transactions(14, 16)) == (16, [(3, 14)])
 
 
 # Rules of storage
@@ -153,11 +153,11 @@ def test_rule_6_producer_in_transaction_never_expires(tmp_path: Path) -> None:
     log.append(batch(b"idempotent", producer_id=8))
     clock.advance_ms(10 * CHECK_MS)
     log.append(batch(b"newcomer", producer_id=9))
-    assert [state.producer_id for state in log.producer_states()] == [7, 9]
+    assert [state.producer_id for state in log.producers.states()] == [7, 9]
     writer.end(commit=True)
     clock.advance_ms(10 * CHECK_MS)
     log.append(batch(b"newcomer", producer_id=10))
-    assert [state.producer_id for state in log.producer_states()] == [10]
+    assert [state.producer_id for state in log.producers.states()] == [10]
 
 
 def test_rule_6_snapshot_outlives_its_segment(tmp_path: Path) -> None:
@@ -183,58 +183,58 @@ def test_rule_7_the_last_stable_offset(log: PartitionLog) -> None:
     one, two = Session(log, 1), Session(log, 2)
     log.append(batch(b"plain"))
     sync(log)
-    assert log.last_stable_offset == log.high_watermark == 1
+    assert log.visible.last_stable_offset == log.high_watermark == 1
     assert one.send() == 1
-    assert log.last_stable_offset == 1, "nothing behind the high watermark is stable"
+    assert log.visible.last_stable_offset == 1, "nothing behind the high watermark is stable"
     assert two.send() == 2
     log.append(batch(b"plain, too"))
     sync(log)
-    assert (log.last_stable_offset, log.high_watermark) == (1, 4)
+    assert (log.visible.last_stable_offset, log.high_watermark) == (1, 4)
     two.end(commit=True)
     sync(log)
-    assert log.last_stable_offset == 1, "the earliest open transaction holds it"
+    assert log.visible.last_stable_offset == 1, "the earliest open transaction holds it"
     one.end(commit=False)
     assert (open_transactions(log).get(1), open_transactions(log).get(2)) == (None, None)
-    assert log.last_stable_offset == 1, "a marker that a power cut could take ends nothing"
+    assert log.visible.last_stable_offset == 1, "a marker that a power cut could take ends nothing"
     sync(log)
-    assert log.last_stable_offset == log.high_watermark == 6
+    assert log.visible.last_stable_offset == log.high_watermark == 6
 
 
 def test_rule_7_marker_waits_for_next_sync(log: PartitionLog) -> None:
     one, two = Session(log, 1), Session(log, 2)
     one.send()
     one.end(commit=True)
-    point = log.begin_sync()
+    point = log.durability.begin_sync()
     assert point is not None
     two.send()
     two.end(commit=True)
     point.run()
-    log.end_sync(point)
-    assert (log.last_stable_offset, log.high_watermark) == (2, 2)
+    log.durability.end_sync(point)
+    assert (log.visible.last_stable_offset, log.high_watermark) == (2, 2)
     sync(log)
-    assert log.last_stable_offset == 4
+    assert log.visible.last_stable_offset == 4
 
 
 def test_rule_7_marker_at_high_watermark(log: PartitionLog) -> None:
     writer = Session(log, 1)
     writer.send()
-    point = log.begin_sync()
+    point = log.durability.begin_sync()
     assert point is not None
     writer.end(commit=True)
     point.run()
-    log.end_sync(point)
-    assert (log.last_stable_offset, log.high_watermark) == (0, 1)
+    log.durability.end_sync(point)
+    assert (log.visible.last_stable_offset, log.high_watermark) == (0, 1)
     sync(log)
-    assert log.last_stable_offset == 2
+    assert log.visible.last_stable_offset == 2
 
 
 def test_rule_7_flush_policy_makes_markers_stable(tmp_path: Path) -> None:
     log = open_log(tmp_path / "clicks-0", flush_messages=1000)
     writer = Session(log, 1)
     writer.send()
-    assert (log.last_stable_offset, log.high_watermark) == (0, 1)
+    assert (log.visible.last_stable_offset, log.high_watermark) == (0, 1)
     writer.end(commit=True)
-    assert log.last_stable_offset == log.high_watermark == 2
+    assert log.visible.last_stable_offset == log.high_watermark == 2
 
 
 def test_rule_7_index_has_later_stable_offset(log: PartitionLog) -> None:
@@ -264,11 +264,11 @@ def test_rule_8_aborted_index_of_marker_segment(tmp_path: Path, clean: bool) -> 
     two.end(commit=False)
     for _ in range(2):
         sync(log)
-        assert log.last_stable_offset == 24
+        assert log.visible.last_stable_offset == 24
         for begin, end, aborted in [(0, 1, [(1, 0)]), (0, 2, [(1, 0), (2, 1)]), (13, 14, [(2, 1)]), (24, 24, [])]:
-            assert log.aborted_transactions(begin, end) == aborted, (begin, end)
-        fetched = log.read(0, 1, offset_end=log.last_stable_offset)
-        assert log.aborted_in(0, fetched) == [(1, 0), (2, 1)]
+            assert log.visible.aborted_transactions(begin, end) == aborted, (begin, end)
+        fetched = log.visible.read(0, 1, offset_end=log.visible.last_stable_offset)
+        assert log.visible.aborted_in(0, fetched) == [(1, 0), (2, 1)]
         log = reopened(log, clean=clean, segment_bytes=250)
     log.close()
     assert [path.name for path in sorted(log.directory.glob("*.txnindex"))] == [
@@ -296,7 +296,7 @@ def test_rule_8_search_ends_at_stable_offset(tmp_path: Path) -> None:
 
     for segment in log.segments:
         segment.transaction_index = Watched(segment.transaction_index)  # type: ignore[assignment]
-    assert log.aborted_transactions(20, 22) == [(10, 20)]
+    assert log.visible.aborted_transactions(20, 22) == [(10, 20)]
     assert len(searched) == 1, "later segments cannot name records before offset 22"
 
 
@@ -328,8 +328,8 @@ def test_rule_8_aborted_index_after_truncation(log: PartitionLog) -> None:
     path = log.directory / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[:-1])
     log = open_log(log.directory)
-    assert (log.last_stable_offset, log.log_end_offset, open_transactions(log).get(1)) == (0, 1, 0)
-    assert log.aborted_transactions(0, 1) == []
+    assert (log.visible.last_stable_offset, log.log_end_offset, open_transactions(log).get(1)) == (0, 1, 0)
+    assert log.visible.aborted_transactions(0, 1) == []
     log.close()
     assert not list(log.directory.glob("*.txnindex"))
 
@@ -351,18 +351,18 @@ def test_rule_8_damaged_aborted_index_is_rebuilt(log: PartitionLog, damage: Call
     path = log.directory / f"{0:020d}.txnindex"
     path.write_bytes(damage(path.read_bytes()))
     log = open_log(log.directory, clean=True)
-    assert log.aborted_transactions(0, 1) == [(1, 0)]
+    assert log.visible.aborted_transactions(0, 1) == [(1, 0)]
 
 
 def test_rule_9_marker_is_a_control_batch(log: PartitionLog) -> None:
     Session(log, 1).send()
     assert log.append_marker(1, 0, commit=True, coordinator_epoch=5) == (1, 1, False, -1)
     sync(log)
-    fetched = log.read(1, 1 << 20)
+    fetched = log.visible.read(1, 1 << 20)
     assert fetched is not None
     header = read_header(fetched.read())
     assert (header.attributes, header.record_count, header.base_sequence, log.log_end_offset) == (0x30, 1, -1, 2)
-    assert log.producer_states() == [ProducerState(1, 0, 0, NOW_MS, 5, -1)]
+    assert log.producers.states() == [ProducerState(1, 0, 0, NOW_MS, 5, -1)]
 
 
 def test_rule_9_marker_may_roll_the_segment(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_a_coordinators_own_transaction_has_no_sequences(log: PartitionLog) -> N
         log.append(offsets(3))
     for clean in (True, False):
         log = reopened(log, clean=clean)
-        assert log.producer_states() == [ProducerState(7, 3, -1, NOW_MS, -1, 0)]
+        assert log.producers.states() == [ProducerState(7, 3, -1, NOW_MS, -1, 0)]
     assert log.append(offsets(3), by_coordinator=True).base_offset == 2
 
 
@@ -449,7 +449,7 @@ def test_trap_01_new_epoch_after_marker(log: PartitionLog) -> None:
         writer.send()
     for clean in (True, False):
         log = reopened(log, clean=clean)
-        assert log.producer_states() == [ProducerState(7, 1, -1, NOW_MS, 0, -1)]
+        assert log.producers.states() == [ProducerState(7, 1, -1, NOW_MS, 0, -1)]
         with pytest.raises(errors.OutOfOrderSequence, match="sequence 1 of epoch 1 arrived, 0 was next"):
             log.append(transactional(b"", epoch=1, sequence=1))
     assert Session(log, 7, epoch=1).send() == 2
@@ -505,7 +505,7 @@ def test_trap_12_newer_epoch_waits_for_end(log: PartitionLog, data: bytearray) -
     log.append_marker(7, 1, commit=False)
     assert log.append(data).base_offset == 2
     sync(log)
-    assert log.aborted_transactions(0, 3) == [(7, 0)]
+    assert log.visible.aborted_transactions(0, 3) == [(7, 0)]
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -535,17 +535,21 @@ def test_trap_16_a_restart_recovers_every_transaction(tmp_path: Path, clean: boo
     sessions[1].end(commit=False)
     log.append_marker(2, 4, commit=False, coordinator_epoch=9)
     sync(log)
-    before = (log.producer_states(), log.last_stable_offset, log.aborted_transactions(0, 100), values(log))
+
+    def state() -> tuple[object, ...]:
+        visible = log.visible
+        return log.producers.states(), visible.last_stable_offset, visible.aborted_transactions(0, 100), values(log)
+
+    before = state()
     assert before[1:3] == (9, [(1, 3), (2, 6)])
     for _ in range(3):
         log = reopened(log, clean=clean, segment_bytes=segment_bytes)
-        after = (log.producer_states(), log.last_stable_offset, log.aborted_transactions(0, 100), values(log))
-        assert after == before
+        assert state() == before
     assert [open_transactions(log).get(number) for number in range(5)] == [None, None, None, 9, 12]
     sessions[3].log = log
     sessions[3].end(commit=False)
     sync(log)
-    assert (log.last_stable_offset, log.aborted_transactions(9, 10)) == (12, [(1, 3), (2, 6), (3, 9)])
+    assert (log.visible.last_stable_offset, log.visible.aborted_transactions(9, 10)) == (12, [(1, 3), (2, 6), (3, 9)])
 
 
 def test_an_entry_names_its_columns() -> None:

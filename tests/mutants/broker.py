@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/fetch.py",
-        "            aborted = log.aborted_in(wanted.fetch_offset, piece) if is_committed else None",
+        "            aborted = visible.aborted_in(wanted.fetch_offset, piece) if is_committed else None",
         "            aborted = [] if is_committed else None",
         _COMMITTED + "test_rule_8_committed_fetches_list_aborted_transactions",
     ),
@@ -33,8 +33,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/fetch.py",
-        "at_least_one_batch=not result.size_bytes)",
-        "at_least_one_batch=True)",
+        "            at_least_one = not result.size_bytes\n",
+        "            at_least_one = True\n",
         "broker/handlers/test_client_apis.py::test_rule_14_fetch_limits_are_soft",
     ),
     Mutant(
@@ -46,8 +46,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/list_offsets.py",
-        "log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark",
-        "log.high_watermark",
+        "visible.last_stable_offset if is_committed else visible.high_watermark",
+        "visible.high_watermark",
         _COMMITTED + "test_list_offsets_like_kafka",
     ),
     Mutant(
@@ -118,15 +118,15 @@ MUTANTS = (
         _PARTITION + "test_rule_1_relative_offsets_fit_into_int32",
     ),
     Mutant(
-        "log/partition.py",
-        "            return self._visible_bytes_of_active\n",
+        "log/visible.py",
+        "            return self._bytes_of_active\n",
         "            return segment.size_bytes\n",
         _PARTITION + "test_nothing_is_visible_before_its_sync",
     ),
     Mutant(
-        "log/partition.py",
-        "        self.segments.replace(old, new)\n        self._waited_at = _NO_WAITING_READER\n",
-        "        self.segments.replace(old, new)\n",
+        "log/visible.py",
+        "        self._waited_at = _NO_WAITING_READER\n",
+        "        self._waited_at = getattr(self, '_waited_at', _NO_WAITING_READER)\n",
         "log/test_compaction.py::test_waiting_reader_survives_a_compaction",
     ),
     Mutant(

@@ -9,15 +9,15 @@ _CUTS = "broker/test_durability.py::test_power_cuts_lose_nothing_acknowledged"
 
 MUTANTS = (
     Mutant(
-        "log/partition.py",
-        "self.log_end_offset - self.synced_offset >= self.config.flush_messages",
-        "self.log_end_offset - self.synced_offset >= 2 * self.config.flush_messages",
+        "log/sync.py",
+        "self._segments.end_offset - self.synced_offset >= self.config.flush_messages",
+        "self._segments.end_offset - self.synced_offset >= 2 * self.config.flush_messages",
         _FLUSH + "test_flush_messages_bounds_a_power_cuts_loss",
     ),
     Mutant(
-        "log/partition.py",
-        "self.log_end_offset - self.synced_offset >= self.config.flush_messages",
-        "self.log_end_offset - self.synced_offset > self.config.flush_messages",
+        "log/sync.py",
+        "self._segments.end_offset - self.synced_offset >= self.config.flush_messages",
+        "self._segments.end_offset - self.synced_offset > self.config.flush_messages",
         _FLUSH + "test_flush_messages_waits_for_its_sync",
     ),
     Mutant(
@@ -104,13 +104,13 @@ MUTANTS = (
     ),
     Mutant(
         "broker/storage/group_commit.py",
-        "        partition.log.fail_sync(error)\n",
-        "        partition.log._syncing = None\n",
+        "        partition.log.durability.fail_sync(error)\n",
+        "        partition.log.durability._syncing = None\n",
         "broker/test_durability.py::test_a_failed_sync_is_final",
     ),
     Mutant(
         "broker/storage/group_commit.py",
-        "        elif partition.log.synced_offset < point.offset_end:\n"
+        "        elif partition.log.durability.synced_offset < point.offset_end:\n"
         "            self._retry_later(partition)\n        else:",
         "        else:",
         "broker/storage/test_group_commit.py::test_an_unstarted_sync_is_retried",
@@ -153,14 +153,14 @@ MUTANTS = (
         "log/test_partition.py::test_failed_index_write_is_retried",
     ),
     Mutant(
-        "log/partition.py",
+        "log/sync.py",
         "            size_bytes=active.size_bytes,\n            seals=tuple(self._seals),",
         "            size_bytes=active.size_bytes,\n            seals=(),",
         "log/test_crash.py::test_power_cuts",
     ),
     Mutant(
-        "log/partition.py",
-        "            self._disk.sync_directory(self.directory)\n        except SyncNotBegun as error:",
+        "log/sync.py",
+        "            self._disk.sync_directory(self._directory)\n        except SyncNotBegun as error:",
         "            pass\n        except SyncNotBegun as error:",
         "log/test_directory.py::test_roll_before_the_first_sync",
     ),

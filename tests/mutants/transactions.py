@@ -208,8 +208,8 @@ MUTANTS = (
         _LOG + "test_rule_8_search_ends_at_stable_offset",
     ),
     Mutant(
-        "log/partition.py",
-        "        return min(max(unstable, self.log_start_offset), self.high_watermark)",
+        "log/visible.py",
+        "        return min(max(unstable, self._segments.start_offset), self.high_watermark)",
         "        return min(unstable, self.high_watermark)",
         "broker/transactions/test_open_transactions.py::test_deleted_records_do_not_hold_readers",
     ),

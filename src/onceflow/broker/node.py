@@ -190,7 +190,7 @@ class Node:
         )
         error = FileNotFoundError(errno.ENOENT, "the data directory is not at its path", str(path))
         for partition in (*self.partitions, self.metadata.partition):
-            partition.log.fail(error)
+            partition.log.durability.fail(error)
             partition.fail(ErrorCode.kafka_storage_error)
 
     async def close(self) -> bool:

@@ -111,7 +111,7 @@ def decide(log: PartitionLog, policy: RetentionPolicy, now_ms: int) -> Decision:
     unchanged = Decision(start, needs_roll=False)
     if not log.config.cleanup_delete:
         return unchanged
-    ends = log.segments.with_ends(log.log_end_offset)
+    ends = log.segments.with_ends()
     segments = [_facts(segment, end) for segment, end in ends if end > start or not segment.is_sealed]
     number = policy(segments, log.config, now_ms)
     if not isinstance(number, int) or not 0 <= number <= len(segments):

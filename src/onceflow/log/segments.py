@@ -7,14 +7,19 @@ from onceflow.log.segment import Segment
 
 
 class Segments:
-    """Segments in order, never empty; the last one is active and grows. One thread owns them.
+    """Segments in order, never empty, and the offsets where their log starts and ends.
 
-    Both lists are replaced when they change, so that a reader in another thread may keep the old ones.
+    The last segment is active and grows. One thread owns them. Both lists are replaced when they change, so that a
+    reader in another thread may keep the old ones.
     """
 
-    __slots__ = ("active", "bases", "in_order")
+    __slots__ = ("active", "bases", "end_offset", "in_order", "start_offset")
 
-    def __init__(self, in_order: list[Segment]) -> None:
+    def __init__(self, in_order: list[Segment], start_offset: int, end_offset: int) -> None:
+        self.start_offset = start_offset
+        """First offset of the log, which may be in the middle of the first segment."""
+        self.end_offset = end_offset
+        """Offset of the next record."""
         self._set(in_order)
 
     def _set(self, in_order: list[Segment]) -> None:
@@ -24,6 +29,10 @@ class Segments:
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self.in_order)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.in_order)
 
     def number_at(self, offset: int) -> int:
         """Return the number of the segment that contains `offset`, which is not before the first one's base."""
@@ -42,22 +51,22 @@ class Segments:
         number = next((n for n, segment in enumerate(segments) if not segment.is_sealed), len(segments))
         return segments[:number]
 
-    def with_ends(self, log_end_offset: int) -> list[tuple[Segment, int]]:
+    def with_ends(self) -> list[tuple[Segment, int]]:
         """Return each segment with its end offset. Any thread."""
         segments = self.in_order
-        return list(zip(segments, [*(segment.base_offset for segment in segments[1:]), log_end_offset], strict=True))
+        return list(zip(segments, [*(segment.base_offset for segment in segments[1:]), self.end_offset], strict=True))
 
-    def end_of(self, number: int, log_end_offset: int) -> int:
+    def end_of(self, number: int) -> int:
         """Return the end offset of the segment of that number."""
-        return self.bases[number + 1] if number + 1 < len(self.bases) else log_end_offset
+        return self.bases[number + 1] if number + 1 < len(self.bases) else self.end_offset
 
-    def has_below(self, offset: int) -> bool:
-        """Return whether a segment is wholly below `offset`."""
-        return self.number_at(offset) > 0
+    def has_below_start(self) -> bool:
+        """Return whether a segment is wholly below the log's start."""
+        return self.number_at(self.start_offset) > 0
 
-    def remove_below(self, offset: int) -> list[Segment]:
-        """Remove the segments wholly below `offset`, except unfinished ones, and return them."""
-        number = max(0, min(self.number_at(offset), len(self.finished())))
+    def remove_below_start(self) -> list[Segment]:
+        """Remove the segments wholly below the log's start, except unfinished ones, and return them."""
+        number = max(0, min(self.number_at(self.start_offset), len(self.finished())))
         removed = self.in_order[:number]
         if removed:
             self._set(self.in_order[number:])

@@ -1,7 +1,8 @@
 """Group commit: one round makes everything durable that was appended before it started.
 
-The owner of the log (one thread) calls `begin_sync`, hands the point to any thread that may block, and calls `end_sync`
-or `fail_sync` when `run` has returned or raised. Appends continue meanwhile and belong to the next round.
+The owner of the log (one thread) calls `Durability.begin_sync`, hands the point to any thread that may block, and calls
+`end_sync` or `fail_sync` when `SyncPoint.run` has returned or raised. Appends continue meanwhile and belong to the next
+round.
 
 After a roll a round has to sync more than the active file:
 
@@ -27,10 +28,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from onceflow.log.clock import Clock
+from onceflow.log.config import INT64_MAX, LogConfig
 from onceflow.log.disk import Disk, SyncNotBegun, write_file
+from onceflow.log.errors import StorageFailed
 from onceflow.log.index import file_name
 from onceflow.log.producers import Snapshot
 from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment
+from onceflow.log.segments import Segments
+from onceflow.log.visible import VisibleLog
+from onceflow.remedies import Remedy
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +149,178 @@ def _error_of(sync: Callable[[], None], directory: Path) -> OSError | None:
         logger.exception("sync of %s failed unexpectedly", directory)
         return OSError(str(error))
     return None
+
+
+class Durability:
+    """Hand-over of appended batches to syncs: what waits for one, the running round, and the failure that ends all."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        disk: Disk,
+        clock: Clock,
+        segments: Segments,
+        visible: VisibleLog,
+        *,
+        is_new: bool,
+    ) -> None:
+        self.synced_offset = segments.end_offset
+        self.failure: StorageFailed | None = None
+        self._directory = directory
+        self._disk = disk
+        self._clock = clock
+        self._segments = segments
+        self._visible = visible
+        self._seals: list[Seal] = []
+        self._syncing: SyncPoint | None = None
+        self._unsynced_since_ms: int | None = None
+        self._is_warned = False
+        self._is_new = is_new
+        self.reconfigure(config)
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """Apply another flush policy."""
+        self.config = config
+        self.has_flush_policy = config.has_flush_policy
+
+    def begin_sync(self) -> SyncPoint | None:
+        """Return what has to be made durable, None if there is nothing. Only one round may run at a time."""
+        if self._syncing is not None:
+            raise RuntimeError(f"{self._directory.name}: a sync up to {self._syncing.offset_end} is already running")
+        offset_end = self._segments.end_offset
+        if self.failure is not None or (offset_end == self.synced_offset and not self._seals):
+            return None
+        self._unsynced_since_ms = None
+        active = self._segments.active
+        self._syncing = SyncPoint(
+            disk=self._disk,
+            directory=self._directory,
+            offset_end=offset_end,
+            active=active,
+            size_bytes=active.size_bytes,
+            seals=tuple(self._seals),
+            max_timestamp=self._max_timestamp(),
+            is_first=self._is_new,
+        )
+        return self._syncing
+
+    def end_sync(self, point: SyncPoint) -> None:
+        """Make visible what `point.run` covered; called after it returned.
+
+        If the directory could not be opened for its sync, the high watermark waits for the next round.
+        """
+        self._syncing = None
+        self._warn(point)
+        if not point.is_durable:
+            return
+        self._is_new = False
+        if point.active.size_bytes == point.size_bytes:
+            point.active.is_unsynced = False
+        finished = len(point.seals) - point.kept_seals
+        for seal in point.seals[:finished]:
+            seal.segment.seal()
+            seal.segment.is_unsynced = False
+        del self._seals[:finished]
+        self.synced_offset = point.offset_end
+        if point.offset_end > self._visible.high_watermark:
+            self._visible.advance(point.active, point.size_bytes, point.max_timestamp, point.offset_end)
+        if self.has_flush_policy:
+            self.advance_without_sync(self._clock.now_ms())
+
+    def fail_sync(self, error: OSError) -> None:
+        """Stop writing after `point.run` raised; reads up to the high watermark continue.
+
+        The kernel may have dropped the pages, so a second sync would prove nothing.
+        """
+        self._syncing = None
+        self.fail(error)
+
+    def fail(self, error: OSError) -> None:
+        """Refuse further writes until the log is reopened."""
+        self.failure = StorageFailed(
+            f"{self._directory.name}: {self._directory} could not be synced: {error}; no more writes are accepted;"
+            f" {Remedy.LOOK_AT_DISK}, then {Remedy.RESTART_BROKER}"
+        )
+
+    def require_writable(self) -> None:
+        """Raise StorageFailed after a failure."""
+        if self.failure is not None:
+            raise StorageFailed(str(self.failure))
+
+    def prepare_roll(self) -> None:
+        """Sync the first segment's name at a roll before the first round. Raises StorageFailed.
+
+        Otherwise a power cut could keep the second segment's name and lose the first's, and the log would start with
+        records that followed lost ones.
+        """
+        if not self._is_new or self._seals:
+            return
+        try:
+            self._disk.sync_directory(self._directory)
+        except SyncNotBegun as error:
+            raise StorageFailed(
+                f"{self._directory.name}: no new segment at {self._segments.end_offset}: {error}"
+            ) from error
+        except OSError as error:
+            self.fail(error)
+            raise StorageFailed(str(self.failure)) from error
+
+    def add_seal(self, segment: Segment, snapshot: Snapshot) -> None:
+        """Let the next rounds finish a segment that ends the log so far."""
+        self._seals.append(Seal(segment, self._segments.end_offset, snapshot))
+
+    def advance_without_sync(self, now_ms: int) -> None:
+        """Show readers the page cache, as Kafka does under a flush policy.
+
+        A power cut may lose at most `flush.messages` records and none older than `flush.ms`: what exceeds that waits
+        for its sync.
+        """
+        offset_end = self._segments.end_offset
+        if offset_end > self.synced_offset and self._unsynced_since_ms is None:
+            self._unsynced_since_ms = now_ms
+        if not self.is_flush_due() and offset_end > self._visible.high_watermark:
+            active = self._segments.active
+            self._visible.advance(active, active.size_bytes, self._max_timestamp(), offset_end)
+
+    def is_flush_due(self) -> bool:
+        """Return whether the flush policy requires a sync now."""
+        if self._segments.end_offset - self.synced_offset >= self.config.flush_messages:
+            return True
+        if self._unsynced_since_ms is None or self.config.flush_ms == INT64_MAX:
+            return False
+        return self._clock.now_ms() - self._unsynced_since_ms >= self.config.flush_ms
+
+    def sync_all(self, snapshot: Snapshot) -> None:
+        """Sync everything, and write the indexes and the producers' snapshot. Raises OSError."""
+        point = self.begin_sync()
+        if point is not None:
+            point.run()
+            self.end_sync(point)
+            if point.problem is not None and self._seals:
+                raise point.problem
+        active = self._segments.active
+        active.index_max_timestamp()
+        active.write_indexes()
+        write_snapshot(self._disk, self._directory, self._segments.end_offset, snapshot)
+        self._disk.sync_directory(self._directory)
+
+    def _max_timestamp(self) -> tuple[int, int]:
+        """Return the latest timestamp among records visible since the start and unsynced ones, the first of equals."""
+        latest = self._visible.max_timestamp
+        unsynced = [self._segments.active]
+        if self._seals:
+            unsynced = [*(seal.segment for seal in self._seals), *unsynced]
+        for segment in unsynced:
+            if segment.max_timestamp_ms > latest[0]:
+                latest = segment.max_timestamp_ms, segment.max_timestamp_offset
+        return latest
+
+    def _warn(self, point: SyncPoint) -> None:
+        """Log a problem once until a round succeeds: there are many rounds while a disk is full."""
+        if point.problem is not None and not self._is_warned:
+            logger.warning("%s: writing a file beside the log is postponed: %s", self._directory.name, point.problem)
+        self._is_warned = point.problem is not None
 
 
 def _sync_file(segment: Segment) -> None:

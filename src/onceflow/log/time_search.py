@@ -1,6 +1,6 @@
 """Searches by time. They read and may decompress batches, so they run in a thread that may block.
 
-The log's owner creates a search (`PartitionLog.search_timestamp`), which fixes the segments and the visible part of
+The log's owner creates a search (`VisibleLog.search_timestamp`), which fixes the segments and the visible part of
 each; running it changes nothing. It ends after one batch with a late enough timestamp. It reads only the headers of
 earlier batches, and decompresses at most `batch_unpacked_bytes_max` bytes of that one. Running it raises CorruptBatch,
 or OSError, for instance where retention has removed a segment meanwhile.

@@ -53,12 +53,12 @@ def test_groups_survive_compaction_and_restart(tmp_path: Path, seed: int) -> Non
         for _ in range(5):
             for _ in range(40):
                 await change(stored, chance, open_transactions)
-            before, size_bytes = known(stored), stored.partition.log.size_bytes
+            before, size_bytes = known(stored), stored.partition.log.segments.size_bytes
             await stored.synced()
             stored.clock.advance_ms(1000)
             for _ in range(2):
                 compact(stored.partition.log, disk=stored.disk, now_ms=stored.clock.now_ms())
-            removed_bytes += size_bytes - stored.partition.log.size_bytes
+            removed_bytes += size_bytes - stored.partition.log.segments.size_bytes
             await stored.crash()
             assert known(stored) == before, f"seed {seed}"
         assert removed_bytes > 0

@@ -17,8 +17,8 @@ from confluent_kafka import TopicPartition as RdkafkaPartition
 
 from onceflow.broker.node import Node
 from onceflow.broker.storage.partitions import Partition
-from onceflow.log.partition import PartitionLog
 from onceflow.log.segment import Segment, Slice
+from onceflow.log.visible import VisibleLog
 from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, patch_offset
@@ -182,15 +182,15 @@ def test_a_failing_waiting_fetch_closes_its_connection(
     broker: ChangedBroker, client: RawClient, wait_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    read = PartitionLog.read
+    read = VisibleLog.read
 
-    def fails_from_the_second_look_on(log: PartitionLog, *arguments: Any, **options: Any) -> Slice | None:
+    def fails_from_the_second_look_on(log: VisibleLog, *arguments: Any, **options: Any) -> Slice | None:
         looks.append(log)
         if len(looks) > 1:
             raise RuntimeError("unexpected error")
         return read(log, *arguments, **options)
 
-    monkeypatch.setattr(PartitionLog, "read", fails_from_the_second_look_on)
+    monkeypatch.setattr(VisibleLog, "read", fails_from_the_second_look_on)
     client.send_fetch([("g", 0, 15)], wait_ms=wait_ms)
     with connected(broker.bootstrap) as other:
         if wait_ms > 1000:

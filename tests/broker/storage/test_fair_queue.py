@@ -153,7 +153,7 @@ def test_new_logs_survive_a_power_cut(tmp_path: Path) -> None:
         root = tmp_path / str(skips_parent)
         root.mkdir()
         disk = FaultyDisk(root)
-        points = [point for log in logs(root, disk, 5) if (point := log.begin_sync()) is not None]
+        points = [point for log in logs(root, disk, 5) if (point := log.durability.begin_sync()) is not None]
         if skips_parent:
             for point in points:
                 point.run_below()
@@ -175,7 +175,7 @@ def test_a_failed_directory_sync_fails_new_logs(tmp_path: Path) -> None:
             super().sync_directory(path)
 
     disk = FailingDisk()
-    points = [point for log in logs(tmp_path, disk, 3) if (point := log.begin_sync()) is not None]
+    points = [point for log in logs(tmp_path, disk, 3) if (point := log.durability.begin_sync()) is not None]
     assert run_round(points) == [disk.error] * 3
     disk.error = SyncNotBegun(errno.EMFILE, "EMFILE")
     assert run_round(points) == [None] * 3
@@ -188,7 +188,7 @@ def test_unexpected_errors_do_not_end_the_thread(tmp_path: Path) -> None:
         root = tmp_path / str(operations)
         root.mkdir()
         disk = FaultyDisk(root)
-        points = [point for log in logs(root, disk, 1) if (point := log.begin_sync()) is not None]
+        points = [point for log in logs(root, disk, 1) if (point := log.durability.begin_sync()) is not None]
         disk.cut_power_after(operations)
         (error,) = run_round(points)
         assert (error is None) == (operations == 3)
@@ -196,7 +196,7 @@ def test_unexpected_errors_do_not_end_the_thread(tmp_path: Path) -> None:
 
 def test_one_failed_sync_fails_one_partition(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
-    points = [point for log in logs(tmp_path, disk, 3) if (point := log.begin_sync()) is not None]
+    points = [point for log in logs(tmp_path, disk, 3) if (point := log.durability.begin_sync()) is not None]
     disk.fail_next_syncs()
     errors = run_round(points)
     assert [error is None for error in errors] == [False, True, True]

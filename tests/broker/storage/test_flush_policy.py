@@ -80,11 +80,11 @@ def test_flush_messages_waits_for_its_sync(messages: int, stepped: Callable[...,
     broker = stepped(**{"flush.messages": str(messages)})
     for number in range(messages - 1):
         broker.send(b"%d" % number)
-        assert (broker.response_count, broker.log.synced_offset) == (number + 1, 0)
+        assert (broker.response_count, broker.log.durability.synced_offset) == (number + 1, 0)
     broker.send(b"last")
-    assert (broker.response_count, broker.log.synced_offset) == (messages - 1, 0)
+    assert (broker.response_count, broker.log.durability.synced_offset) == (messages - 1, 0)
     broker.broker.settle()
-    assert (broker.response_count, broker.log.synced_offset) == (messages, messages)
+    assert (broker.response_count, broker.log.durability.synced_offset) == (messages, messages)
     broker.power_cycle()
     assert broker.log.log_end_offset == messages
 
@@ -94,10 +94,10 @@ def test_flush_ms_syncs_a_record_in_time(stepped: Callable[..., Stepped]) -> Non
     broker.send(b"first")
     broker.clock.advance_ms(FLUSH_MS - 1)
     broker.broker.settle()
-    assert (broker.response_count, broker.log.synced_offset) == (1, 0)
+    assert (broker.response_count, broker.log.durability.synced_offset) == (1, 0)
     broker.clock.advance_ms(2)
     broker.broker.settle()
-    assert broker.log.synced_offset == 1
+    assert broker.log.durability.synced_offset == 1
     broker.power_cycle()
     assert broker.log.log_end_offset == 1
 
@@ -108,7 +108,7 @@ def test_flush_ms_syncs_the_next_record_too(stepped: Callable[..., Stepped]) -> 
         broker.send(b"%d" % number)
         broker.clock.advance_ms(FLUSH_MS)
         broker.broker.settle()
-        assert (broker.response_count, broker.log.synced_offset) == (number, number)
+        assert (broker.response_count, broker.log.durability.synced_offset) == (number, number)
 
 
 def test_flush_ms_loses_a_younger_record(stepped: Callable[..., Stepped]) -> None:

@@ -21,8 +21,7 @@ class PartitionOnATroubledDisk:
         self.rounds = 0
         self.settled = asyncio.Event()
         self.failed = asyncio.Event()
-        self.log: Any = SimpleNamespace(
-            high_watermark=0,
+        self.durability: Any = SimpleNamespace(
             synced_offset=0,
             failure=None,
             has_flush_policy=False,
@@ -30,6 +29,7 @@ class PartitionOnATroubledDisk:
             end_sync=self.end,
             fail_sync=lambda _error: None,
         )
+        self.log: Any = SimpleNamespace(durability=self.durability)
 
     def begin(self) -> Any:
         point = SimpleNamespace(offset_end=1, directory="d", run_below=lambda: None, problem=None, is_first=False)
@@ -39,7 +39,7 @@ class PartitionOnATroubledDisk:
     def end(self, point: Any) -> None:
         self.rounds += 1
         if self.rounds > self.troubled and point.problem is None:
-            self.log.high_watermark = self.log.synced_offset = point.offset_end
+            self.durability.synced_offset = point.offset_end
 
     def settle(self) -> None:
         self.settled.set()
@@ -87,7 +87,7 @@ def test_a_deleted_partitions_round_is_dropped(caplog: pytest.LogCaptureFixture,
             asyncio.get_running_loop().call_soon(commit.forget, partition)  # type: ignore[arg-type]
             return point
 
-        partition.log.begin_sync = begin_and_forget
+        partition.durability.begin_sync = begin_and_forget
         commit.request(partition)  # type: ignore[arg-type]
         await commit.close()
         assert not commit._retried_rounds

@@ -83,7 +83,7 @@ def test_segments_older_than_retention_ms_are_deleted(broker: DrivenBroker, clie
     broker.clock.advance_ms(DAY_MS // 2)
     produce(client, "clicks", 10, timestamp_ms=NOW_MS + DAY_MS // 2)
     log = broker.log("clicks")
-    first_young = next(s.base_offset for s, end in log.segments.with_ends(log.log_end_offset) if end > 10)
+    first_young = next(s.base_offset for s, end in log.segments.with_ends() if end > 10)
     broker.clock.advance_ms(DAY_MS // 2 + CHECK_MS)
     eventually(lambda: log.log_start_offset, "the old segments are deleted")
     assert log.log_start_offset == first_young > 0
@@ -99,7 +99,7 @@ def test_an_expired_active_segment_is_deleted(broker: DrivenBroker, client: RawC
     produce(client, "clicks", 3)
     broker.clock.advance_ms(DAY_MS)
     log = broker.log("clicks")
-    eventually(lambda: after(broker, CHECK_MS) and log.size_bytes == 0, "everything is deleted")
+    eventually(lambda: after(broker, CHECK_MS) and log.segments.size_bytes == 0, "everything is deleted")
     assert (log.log_start_offset, log.log_end_offset) == (3, 3)
     eventually(lambda: names(broker, "clicks", ".log") == [f"{3:020d}.log"], "one empty segment is left")
     assert client.produce("clicks", 0, keyed(("k", "v"), timestamp_ms=NOW_MS + DAY_MS)).base_offset == 3
@@ -110,7 +110,7 @@ def test_the_oldest_segments_exceeding_retention_bytes(broker: DrivenBroker, cli
     produce(client, "clicks", 30)
     log = broker.log("clicks")
     eventually(lambda: after(broker, CHECK_MS) and log.log_start_offset, "the oldest are deleted")
-    assert 900 <= log.size_bytes < 900 + 400
+    assert 900 <= log.segments.size_bytes < 900 + 400
     assert [record.offset for record in records(log)] == list(range(log.log_start_offset, 30))
 
 
@@ -317,8 +317,8 @@ def test_the_groups_offsets_are_compacted(tmp_path: Path) -> None:
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
         for offset in range(100):
             consumer.commit(offsets=[TopicPartition("clicks", 0, offset)], asynchronous=False)
-        assert log.size_bytes > 10_000
-        eventually(lambda: after(broker, 15_000) and log.size_bytes < 5000, "the offsets are compacted")
+        assert log.segments.size_bytes > 10_000
+        eventually(lambda: after(broker, 15_000) and log.segments.size_bytes < 5000, "the offsets are compacted")
         broker.stop()
         broker.start()
         other = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})

@@ -100,7 +100,7 @@ def test_a_loss_responds_to_every_waiter(tmp_path: Path) -> None:
         client.send_fetch([("t", 0, 0)], wait_ms=60_000)
         rename(broker.data)
         eventually(lambda: broker.call(lambda node: node.is_lost), "the loss is noticed")
-        assert broker.log("t").failure is not None
+        assert broker.log("t").durability.failure is not None
         assert broker.call(lambda node: node.group_requests.error_code) == ErrorCode.coordinator_not_available
 
 

@@ -11,7 +11,7 @@ import pytest
 from onceflow.broker.handlers import fetch as fetch_handler
 from onceflow.broker.handlers.fetch import PendingFetch
 from onceflow.broker.loop.deferred import LARGE_WORK_PER_TURN, DeferredCalls
-from onceflow.log.partition import PartitionLog
+from onceflow.log.visible import VisibleLog
 from onceflow.wire import apis, fetch
 from onceflow.wire.batch import batches
 from onceflow.wire.fetch import FetchPartition
@@ -46,16 +46,16 @@ def park(broker: DrivenBroker, client: RawClient, partitions: Sequence[int], min
 def test_a_wake_up_reads_one_partition(broker: DrivenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """One read for each new record; one of all partitions once there is enough."""
     read: list[str] = []
-    really_read = PartitionLog.read
+    really_read = VisibleLog.read
 
-    def counted(log: PartitionLog, *arguments: Any, **options: Any) -> Any:
+    def counted(log: VisibleLog, *arguments: Any, **options: Any) -> Any:
         read.append(log.name)
         return really_read(log, *arguments, **options)
 
     batch = batch_of(b"x" * 1000)
     with connected(broker.bootstrap) as reader, connected(broker.bootstrap) as writer:
         park(broker, reader, range(PARTITIONS), min_bytes=3 * len(batch))
-        monkeypatch.setattr(PartitionLog, "read", counted)
+        monkeypatch.setattr(VisibleLog, "read", counted)
         writer.produce("t", 3, batch)
         writer.produce("t", 7, batch)
         eventually(lambda: read == ["t-3", "t-7"], "a look at each of the two")

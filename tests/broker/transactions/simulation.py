@@ -75,16 +75,16 @@ class Rounds:
     def run(self, *, whole: bool = False) -> None:
         for partition in [item for item in self._dirty if whole or self._seed.random() < 0.7]:
             del self._dirty[partition]
-            point = partition.log.begin_sync()
+            point = partition.log.durability.begin_sync()
             if point is None:
                 continue
             try:
                 point.run()
             except OSError as error:
-                partition.log.fail_sync(error)
+                partition.log.durability.fail_sync(error)
                 partition.fail(ErrorCode.kafka_storage_error)
             else:
-                partition.log.end_sync(point)
+                partition.log.durability.end_sync(point)
                 partition.settle()
 
 
@@ -238,10 +238,10 @@ class World:
         log = partition.log
         values: list[bytes] = []
         offset = log.log_start_offset
-        while (piece := log.read(offset, 10**6, offset_end=log.last_stable_offset)) is not None:
+        while (piece := log.visible.read(offset, 10**6, offset_end=log.visible.last_stable_offset)) is not None:
             data = piece.read()
             end = list(batches(data))[-1][1].last_offset + 1
-            fetched: Any = type("Fetched", (), {"records": data, "aborted": log.aborted_in(offset, piece)})
+            fetched: Any = type("Fetched", (), {"records": data, "aborted": log.visible.aborted_in(offset, piece)})
             values += [record.value or b"" for record in committed_records(fetched, offset, end)]
             offset = end
         return values
@@ -408,7 +408,7 @@ def check(world: World) -> None:
         assert len(values) == len(set(values)), f"{at}: a value is there twice"
         partition = world.partitions.get(*at)
         assert partition is not None
-        assert partition.log.last_stable_offset == partition.log.log_end_offset, f"{at}: something hangs"
+        assert partition.log.visible.last_stable_offset == partition.log.log_end_offset, f"{at}: something hangs"
     for transaction in world.transactions.coordinator.transactions.values():
         assert transaction.state not in {*PREPARED, TransactionState.ONGOING}, transaction
     assert not list(world.groups.pending), "offsets are still pending"

@@ -123,7 +123,7 @@ def _log_dir_topic(name: str, partitions: Sequence[Partition], *, flexible: bool
     append_count(buffer, len(partitions), flexible=flexible)
     tags = NO_TAGS if flexible else b""
     for partition in partitions:
-        buffer += _LOG_DIR_PARTITION.pack(partition.index, partition.log.size_bytes, 0, False) + tags
+        buffer += _LOG_DIR_PARTITION.pack(partition.index, partition.log.segments.size_bytes, 0, False) + tags
     return bytes(buffer + tags)
 
 

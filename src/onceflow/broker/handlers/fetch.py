@@ -232,14 +232,15 @@ class PendingFetch:
             return _error(result, wanted, ErrorCode.not_leader_or_follower)
         if wanted.current_leader_epoch > LEADER_EPOCH:
             return _error(result, wanted, ErrorCode.unknown_leader_epoch)
-        log = partition.log
-        high_watermark, last_stable_offset = log.high_watermark, log.last_stable_offset
+        visible = partition.log.visible
+        high_watermark, last_stable_offset = visible.high_watermark, visible.last_stable_offset
         is_committed = self._body.isolation_level == fetch.READ_COMMITTED
         end = last_stable_offset if is_committed else high_watermark
         bytes_max = max(min(wanted.max_bytes, self._max_bytes - result.size_bytes), 0)
         try:
-            piece = log.read(wanted.fetch_offset, bytes_max, offset_end=end, at_least_one_batch=not result.size_bytes)
-            aborted = log.aborted_in(wanted.fetch_offset, piece) if is_committed else None
+            at_least_one = not result.size_bytes
+            piece = visible.read(wanted.fetch_offset, bytes_max, offset_end=end, at_least_one_batch=at_least_one)
+            aborted = visible.aborted_in(wanted.fetch_offset, piece) if is_committed else None
         except LogError as error:
             return _error(result, wanted, error.error_code)
         except OSError as error:
@@ -253,7 +254,13 @@ class PendingFetch:
         if piece.is_cut if piece is not None else wanted.fetch_offset < end:
             result.is_final = True
         return PartitionResponse(
-            wanted.partition, 0, high_watermark, last_stable_offset, log.log_start_offset, size_bytes, aborted
+            wanted.partition,
+            0,
+            high_watermark,
+            last_stable_offset,
+            partition.log.log_start_offset,
+            size_bytes,
+            aborted,
         )
 
     def _respond(self, result: ReadResult) -> None:

@@ -169,18 +169,19 @@ class _Listing:
         if response["error_code"]:
             return response
         assert partition is not None
-        log = partition.log
-        offset_end = log.last_stable_offset if self._isolation_level == READ_COMMITTED else log.high_watermark
+        visible = partition.log.visible
+        is_committed = self._isolation_level == READ_COMMITTED
+        offset_end = visible.last_stable_offset if is_committed else visible.high_watermark
         if entry.timestamp == LATEST:
             response.update(_at(-1, offset_end))
         elif entry.timestamp in (EARLIEST, EARLIEST_LOCAL):
-            response.update(_at(-1, log.log_start_offset))
+            response.update(_at(-1, partition.log.log_start_offset))
         elif entry.timestamp == LATEST_TIERED:
             response.update(_at(*NOT_FOUND))
         elif entry.timestamp == MAX_TIMESTAMP:
-            self.searches.append(_Search(response, offset_end, log.search_max_timestamp(), partition))
+            self.searches.append(_Search(response, offset_end, visible.search_max_timestamp(), partition))
         else:
-            self.searches.append(_Search(response, offset_end, log.search_timestamp(entry.timestamp), partition))
+            self.searches.append(_Search(response, offset_end, visible.search_timestamp(entry.timestamp), partition))
         return response
 
     def _error(self, topic: str, partition: Partition | None, entry: Any) -> ErrorCode:
@@ -227,7 +228,7 @@ def _offsets_before(partition: Partition | None, entry: Any, errors: Mapping[Par
     error_code = _end_error(partition, errors, entry.timestamp)
     if error_code:
         return {**response, "error_code": error_code}
-    begins = partition.log.segment_starts()
+    begins = partition.log.visible.segment_starts()
     if entry.timestamp == EARLIEST:
         candidates = [begins[0][0]]
     elif entry.timestamp == LATEST:

@@ -107,7 +107,7 @@ def handle_describe_producers(node: Node, request: Request) -> None:
     def when_durable(send: Send) -> None:
         syncs = Syncs(lambda error_code: refuse(error_code) if error_code else send())
         for partition in seen:
-            if partition.log.log_end_offset > partition.log.synced_offset:
+            if partition.log.log_end_offset > partition.log.durability.synced_offset:
                 node.group_commit.flush(partition, request.reply.requester)
                 syncs.wait_for(partition)
         syncs.settle()
@@ -124,10 +124,10 @@ def _append_described_partition(buffer: bytearray, topic: str, index: int, parti
         error_code, message = ErrorCode.invalid_topic_exception, "not a valid topic name"
     elif partition is None:
         error_code, message = ErrorCode.unknown_topic_or_partition, f"{topic} has no partition {index} here"
-    elif partition.log.failure is not None:
-        error_code, message = ErrorCode.kafka_storage_error, str(partition.log.failure)
+    elif partition.log.durability.failure is not None:
+        error_code, message = ErrorCode.kafka_storage_error, str(partition.log.durability.failure)
     else:
-        states = partition.log.producer_states()
+        states = partition.log.producers.states()
     buffer += INT32.pack(index) + INT16.pack(error_code)
     append_string(buffer, message, flexible=True)
     append_count(buffer, len(states), flexible=True)

@@ -4,7 +4,7 @@ A round takes at most `ROUND_PARTITIONS_MAX` partitions, one of each requester i
 partitions takes many rounds, and another client's partition is in the next one. Appends of one turn of the event loop
 are synced in one round within that bound. The file syncs run in a helper thread, so that a slow disk stalls only the
 responses that wait for it; everything else stays on the loop. A failed sync is final for its partition, since the
-kernel may have dropped the pages (`PartitionLog.fail_sync`).
+kernel may have dropped the pages (`Durability.fail_sync`).
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class GroupCommit:
 
         Rounds take the requesters in turn; without one, the partition counts as its own requester.
         """
-        if partition.log.has_flush_policy and not self._is_flush_due(partition):
+        if partition.log.durability.has_flush_policy and not self._is_flush_due(partition):
             # Appended records are visible already: wake their waiters.
             if partition.has_waiters:
                 self._deferred.add(partition.settle)
@@ -124,7 +124,7 @@ class GroupCommit:
 
     def _is_flush_due(self, partition: Partition) -> bool:
         log = partition.log
-        if log.is_flush_due():
+        if log.durability.is_flush_due():
             return True
         if log.config.flush_ms != INT64_MAX and partition not in self._timers:
             delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)
@@ -180,12 +180,12 @@ class GroupCommit:
 
     def _begin_one(self, partition: Partition) -> SyncPoint | None:
         try:
-            point = partition.log.begin_sync()
+            point = partition.log.durability.begin_sync()
         except Exception as error:
             logger.exception("failed to begin the sync of %s", partition)
             self._fail(partition, OSError(str(error)))
             return None
-        if partition.log.failure is not None:
+        if partition.log.durability.failure is not None:
             # A failed write that could not be undone finished the partition after others had been appended.
             partition.fail(ErrorCode.kafka_storage_error)
         return point
@@ -207,13 +207,13 @@ class GroupCommit:
     def _end_one(self, partition: Partition, point: SyncPoint, error: OSError | None) -> None:
         if error is None:
             try:
-                partition.log.end_sync(point)
+                partition.log.durability.end_sync(point)
             except Exception as unexpected:
                 logger.exception("failed to end the sync of %s", partition)
                 error = OSError(str(unexpected))
         if error is not None:
             self._fail(partition, error)
-        elif partition.log.synced_offset < point.offset_end:
+        elif partition.log.durability.synced_offset < point.offset_end:
             self._retry_later(partition)
         else:
             self._retried_rounds.pop(partition, None)
@@ -234,7 +234,7 @@ class GroupCommit:
     @staticmethod
     def _fail(partition: Partition, error: OSError) -> None:
         logger.error("sync of %s failed, it accepts no more writes: %s", partition, error)
-        partition.log.fail_sync(error)
+        partition.log.durability.fail_sync(error)
         partition.fail(ErrorCode.kafka_storage_error)
 
     async def close(self) -> None:

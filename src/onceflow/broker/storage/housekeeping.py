@@ -82,11 +82,7 @@ class Housekeeping:
         )
 
     def start(self) -> None:
-        self._leftovers |= {
-            partition
-            for partition in self._partitions
-            if partition.log.segments.has_below(partition.log.log_start_offset)
-        }
+        self._leftovers |= {partition for partition in self._partitions if partition.log.segments.has_below_start()}
         self._task = asyncio.get_running_loop().create_task(self._run(), name="housekeeping")
         if self._config.cleaner_enabled:
             self._cleaner.start()
@@ -178,7 +174,7 @@ class Housekeeping:
             return
         await self._in_thread(lambda: self._write_log_starts(later))
         for partition, offset in later.items():
-            partition.log.log_start_offset = max(offset, partition.log.log_start_offset)
+            partition.log.segments.start_offset = max(offset, partition.log.log_start_offset)
 
     def _write_log_starts(self, log_starts: Mapping[Partition, int]) -> None:
         self._directory.log_start_offsets.advance(
@@ -207,7 +203,7 @@ class Housekeeping:
             return
         log = partition.log
         deleted = log.drop_segments_below_start()
-        if log.segments.has_below(log.log_start_offset) and log.failure is None:
+        if log.segments.has_below_start() and log.durability.failure is None:
             self._leftovers.add(partition)
         if deleted:
             logger.info("%s: deleted %d segments below offset %d", partition, len(deleted), log.log_start_offset)

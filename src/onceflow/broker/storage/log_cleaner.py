@@ -129,12 +129,12 @@ class LogCleaner:
     def _compactable(self, partition: Partition) -> Compactable:
         log = partition.log
         segments = log.segments.finished()
-        segments_end = log.segments.end_of(len(segments) - 1, log.log_end_offset)
+        segments_end = log.segments.end_of(len(segments) - 1)
         offset_begin = self._clean_end(partition)
         if not log.log_start_offset <= offset_begin <= segments_end:
             offset_begin = log.log_start_offset
         return Compactable(
-            log.name, log.directory, log.config, segments, segments_end, offset_begin, log.last_stable_offset
+            log.name, log.directory, log.config, segments, segments_end, offset_begin, log.visible.last_stable_offset
         )
 
     async def _compact_one(self, partition: Partition, dirt: Dirt) -> None:
@@ -150,7 +150,7 @@ class LogCleaner:
     async def _pass(self, partition: Partition, dirt: Dirt) -> bool:
         """Compact once; return False if the topic was deleted meanwhile."""
         indexes = [segment.transaction_index for segment in partition.log.segments]
-        now_ms, snapshot = self._clock.now_ms(), partition.log.producer_snapshot()
+        now_ms, snapshot = self._clock.now_ms(), partition.log.producers.snapshot()
         aborted, last_batches = await self._in_thread(
             lambda: ([entry for index in indexes for entry in index.since(0)], snapshot.last_batches())
         )

@@ -48,7 +48,7 @@ class Partition:
         """Call `synced(none)` once everything below `offset_end` is durable, or with the error that prevents it."""
         if offset_end <= self.log.high_watermark:
             synced(ErrorCode.none)
-        elif self.log.failure is not None:
+        elif self.log.durability.failure is not None:
             synced(ErrorCode.kafka_storage_error)
         else:
             self._waiting.append((offset_end, synced))
@@ -58,16 +58,16 @@ class Partition:
 
         The records that a transaction relies on may not be lost, whatever the topic's flush policy.
         """
-        if self.log.log_end_offset <= self.log.synced_offset:
+        if self.log.log_end_offset <= self.log.durability.synced_offset:
             synced(ErrorCode.none)
-        elif self.log.failure is not None:
+        elif self.log.durability.failure is not None:
             synced(ErrorCode.kafka_storage_error)
         else:
             self._waiting_for_disk.append((self.log.log_end_offset, synced))
 
     def settle(self) -> None:
         """Call the callbacks that waited for a sync, and wake the watchers."""
-        while self._waiting_for_disk and self._waiting_for_disk[0][0] <= self.log.synced_offset:
+        while self._waiting_for_disk and self._waiting_for_disk[0][0] <= self.log.durability.synced_offset:
             self._call(self._waiting_for_disk.popleft()[1], ErrorCode.none)
         high_watermark = self.log.high_watermark
         while self._waiting and self._waiting[0][0] <= high_watermark:
@@ -203,7 +203,7 @@ def close_all(partitions: Sequence[Partition]) -> bool:
 
 
 def _close(partition: Partition) -> bool:
-    was_whole = partition.log.failure is None
+    was_whole = partition.log.durability.failure is None
     try:
         partition.log.close()
     except LogError as error:

@@ -76,7 +76,7 @@ class StateLog:
         log = self.partition.log
         offset = log.log_start_offset
         while offset < log.high_watermark:
-            piece = log.read(offset, read_bytes)
+            piece = log.visible.read(offset, read_bytes)
             if piece is None:
                 return
             data = piece.read()

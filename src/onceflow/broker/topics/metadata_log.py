@@ -54,10 +54,10 @@ class MetadataLog:
     def sync(self) -> None:
         """Block until the log is durable; for the start, before any client is served. Raises OSError."""
         log = self.partition.log
-        point = log.begin_sync()
+        point = log.durability.begin_sync()
         assert point is not None
         point.run()
-        log.end_sync(point)
+        log.durability.end_sync(point)
 
     def next_producer_id(self, respond: Callable[[ErrorCode, int], None]) -> None:
         """Respond with a producer id that was never used before, once the record that reserves it is durable."""

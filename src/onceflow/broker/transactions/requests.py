@@ -178,7 +178,7 @@ class Transactions:
     @property
     def error_code(self) -> ErrorCode:
         """The error for every transactional request: `none` while the log is writable."""
-        failed = self._state_log.partition.log.failure is not None
+        failed = self._state_log.partition.log.durability.failure is not None
         return ErrorCode.coordinator_not_available if failed else ErrorCode.none
 
     def when_synced(self, respond: Respond) -> None:
@@ -345,7 +345,9 @@ class Transactions:
             self._skip_deleted(place, completion, syncs)
             return
         is_groups = place[0] == GROUP_OFFSETS_TOPIC
-        if partition.log.failure or (is_groups and self._groups.error_code is ErrorCode.coordinator_not_available):
+        if partition.log.durability.failure or (
+            is_groups and self._groups.error_code is ErrorCode.coordinator_not_available
+        ):
             # Logged when it failed; it accepts no marker until the next start.
             return
         producer = transaction.producer_id, transaction.producer_epoch
