@@ -116,7 +116,7 @@ MUTANTS = (
         "spark/redis/lua/fence.lua",
         "local DIGITS_MAX = 18",
         "local DIGITS_MAX = 19",
-        _SCRIPTS + "test_an_amount_beyond_18_digits_is_refused",
+        _SCRIPTS + "test_amount_beyond_18_digits_is_refused",
     ),
     Mutant(
         "spark/redis/lua/whole.lua",
@@ -128,7 +128,7 @@ MUTANTS = (
         "spark/redis/lua/whole.lua",
         "set_fields(fields)\n",
         "",
-        _SCRIPTS + "test_batches_one_after_the_other",
+        _SCRIPTS + "test_successive_batches",
     ),
     Mutant(
         "spark/redis/lua/whole.lua",
@@ -176,7 +176,7 @@ MUTANTS = (
         "spark/redis/lua/acquire.lua",
         "    if not is_ours and exists(key) then return {'strange', key} end\n",
         "",
-        _CLAIMS + "test_a_key_configured_later_that_exists",
+        _CLAIMS + "test_key_added_later_already_exists",
     ),
     Mutant(
         "spark/redis/lua/acquire.lua",
@@ -212,7 +212,7 @@ MUTANTS = (
         "spark/redis/repair.py",
         "    backwards = [part for part in ranges if part.size < 0]",
         "    backwards = [part for part in ranges if part.size < -9]",
-        _REPAIR + "test_what_cannot_be_repaired_rightly_is_refused",
+        _REPAIR + "test_impossible_repair_is_refused",
     ),
     Mutant(
         "spark/redis/repair.py",

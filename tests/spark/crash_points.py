@@ -1,6 +1,7 @@
-"""Every named moment at which something may die while a micro-batch goes to Kafka and to Redis: the one list.
+"""The points at which a process may die while a micro-batch is written to Kafka and Redis.
 
-Before and after each request to Kafka, each script in Redis, each file of the checkpoint, and what executors do.
+They are before and after each request to Kafka, each script in Redis, each file of the checkpoint, and each job of the
+executors.
 """
 
 from dataclasses import dataclass
@@ -18,17 +19,19 @@ POINTS = tuple(
     f"{side} {name}" for name in (*KAFKA, *OTHER, *REDIS, *CHECKPOINT, *EXECUTORS) for side in ("before", "after")
 )
 LOST_KEY = "a key of Redis"
-VICTIMS = ("driver", "driver's machine", "executor", "broker", "redis", LOST_KEY, "redis went back")
-"""Driver and Redis are killed -9 or, the driver's machine and a Redis that went back, lose what was not synced; the
-broker always loses that, since its power is cut. An executor takes its blocks with it. Of the keys
-that a sink has written one vanishes, its marker stays."""
-SECOND_DRIVER = "another driver comes up"
-"""No death: another start of the query, which no lock keeps out, writes this batch and more; then the first goes on."""
+ROLLED_BACK = "redis, rolled back"
+VICTIMS = ("driver", "driver's machine", "executor", "broker", "redis", LOST_KEY, ROLLED_BACK)
+"""Driver and Redis are killed -9; the driver's machine and the broker also lose unsynced files, by a power cut.
+
+A dead executor loses its blocks. `LOST_KEY` deletes one key that a sink has written, but not its marker; `ROLLED_BACK`
+restarts Redis with earlier data."""
+SECOND_DRIVER = "another driver starts"
+"""No death: a second start of the query, without a lock, writes this batch and more; then the first continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """`victim` dies at that visit of `point`, counted from 1 from when it was arranged."""
+    """A death of `victim` at a visit of `point`, counted from 1 after the death is scheduled."""
 
     point: str
     victim: str

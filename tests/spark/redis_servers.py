@@ -1,4 +1,4 @@
-"""A cluster and a master with its Sentinel, of real servers that the test starts."""
+"""A Redis cluster, and a master with its Sentinel, of real servers that the test starts."""
 
 import os
 import signal
@@ -17,21 +17,21 @@ from tests.conftest import WITHIN_S, RedisProcess
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS, DOWN_AFTER_MS = 500, 300
-"""After so long a node or a master that is away is replaced, from `notice` on."""
+"""Time until a dead node or master is replaced, after a call of `detect_failures`."""
 
 PATIENCE_MS = 60_000
-"""Before that. A disk that is slow to sync holds a server up for longer than a test should wait for its death."""
+"""The same time before that call: longer than a slow sync of the disk delays a live server."""
 
 SERVICE = "counts"
 
 AT_ONCE = ("--repl-diskless-sync-delay", "0", "--shutdown-timeout", "0")
-"""A replica that comes is served, and a master that is told to end does not wait for one."""
+"""Serve a new replica at once, and do not wait for replicas at a shutdown."""
 
 NewRedis = Callable[..., RedisProcess]
 
 
 def wait_until(happened: Callable[[], bool], what: str) -> None:
-    """Asks every few milliseconds; a server that does not answer has not."""
+    """Poll `happened` every 20 ms, and fail after a while; an error of Redis counts as false."""
     deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         try:
@@ -44,27 +44,27 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
 
 
 def append_only_file(server: RedisProcess) -> Path:
-    """The one that it writes to; a rewrite begins the next."""
+    """Return the file that the server appends to; a rewrite starts the next one."""
     files = (server.directory / "appendonlydir").glob("*.incr.aof")
     return max(files, key=lambda path: int(path.name.split(".")[-3]))
 
 
 @contextmanager
-def taking_back(servers: "RedisCluster | Sentinel", master: RedisProcess, replica: RedisProcess) -> Iterator[None]:
-    """What the master acknowledges meanwhile reaches nobody else; then it dies, and the replica can take over."""
+def losing_writes(servers: "RedisCluster | Sentinel", master: RedisProcess, replica: RedisProcess) -> Iterator[None]:
+    """Keep the master's writes in this block from its replica, then kill the master."""
     os.kill(replica.pid, signal.SIGSTOP)
-    # Else it waits in the stopped one's socket.
+    # Otherwise the writes would wait in the socket of the stopped replica.
     servers.admin(master).execute_command("CLIENT", "KILL", "TYPE", "REPLICA")
     try:
         yield
     finally:
         master.kill()
         os.kill(replica.pid, signal.SIGCONT)
-        servers.notice()
+        servers.detect_failures()
 
 
 class RedisCluster:
-    """Masters that share the slots evenly, and replicas that each follow one of them."""
+    """A cluster of masters with equal shares of the slots, and replicas that each follow one of them."""
 
     def __init__(self, new_redis: NewRedis, *, masters: int = 3, replicas: int = 0) -> None:
         self.nodes = [new_redis(arguments=_cluster_arguments()) for _ in range(masters + replicas)]
@@ -76,16 +76,16 @@ class RedisCluster:
             bus_port = self.admin(self.nodes[0]).config_get("cluster-port")["cluster-port"]
             self.admin(node).execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, bus_port)
         self.wait_until_all_agree()
-        self._take_for_dead_after(PATIENCE_MS)
+        self._set_node_timeout(PATIENCE_MS)
         self.wait_until_all_agree()
         for number, node in enumerate(self.nodes[masters:]):
             self.replicate(node, self.masters[number % masters])
 
-    def notice(self) -> None:
-        """From now on a node that is away is soon taken for dead; a test calls it when it has killed one."""
-        self._take_for_dead_after(NODE_TIMEOUT_MS)
+    def detect_failures(self) -> None:
+        """Detect dead nodes soon from now on; a test calls this after it has killed one."""
+        self._set_node_timeout(NODE_TIMEOUT_MS)
 
-    def _take_for_dead_after(self, silence_ms: int) -> None:
+    def _set_node_timeout(self, silence_ms: int) -> None:
         for node in self.nodes:
             if node.is_running:
                 self.admin(node).config_set("cluster-node-timeout", silence_ms)
@@ -95,8 +95,10 @@ class RedisCluster:
         wait_until(lambda: self.admin(node).info("replication")["master_link_status"] == "up", "a replica in step")
         known = self.id_of(node)
         wait_until(
-            lambda: all(known in str(self.admin(each).execute_command("CLUSTER", "SLOTS")) for each in self.masters),
-            "a replica that all know",
+            lambda: all(
+                known in str(self.admin(master).execute_command("CLUSTER", "SLOTS")) for master in self.masters
+            ),
+            "a replica known to all masters",
         )
 
     @property
@@ -110,7 +112,7 @@ class RedisCluster:
         return str(self.admin(node).execute_command("CLUSTER", "MYID").decode())
 
     def owner_of(self, key: str) -> RedisProcess:
-        """By what the nodes that live say of themselves."""
+        """Return the live node that owns the key's slot."""
         for node in self.nodes:
             try:
                 ranges = self.admin(node).execute_command("CLUSTER", "SLOTS")
@@ -119,7 +121,7 @@ class RedisCluster:
             port = next(owner[1] for begin, last, owner, *_ in ranges if begin <= key_slot(key.encode()) <= last)
             if port == node.port:
                 return node
-        raise AssertionError(f"nobody has {key}")
+        raise AssertionError(f"no node owns the slot of {key}")
 
     def wait_until_all_agree(self) -> None:
         def agree() -> bool:
@@ -132,7 +134,7 @@ class RedisCluster:
         wait_until(agree, "a cluster that serves all slots")
 
     def begin_move(self, key: str, target: RedisProcess) -> RedisProcess:
-        """Slot of `key`: the owner hands it on to `target`, no key has gone yet. Returns the owner."""
+        """Start to move the slot of `key` to `target`, without any key, and return its owner."""
         source, slot = self.owner_of(key), key_slot(key.encode())
         self.admin(target).execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         self.admin(source).execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
@@ -142,7 +144,7 @@ class RedisCluster:
         self.admin(source).execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *keys)
 
     def end_move(self, key: str, target: RedisProcess) -> None:
-        for node in [target, *(each for each in self.masters if each is not target)]:
+        for node in [target, *(master for master in self.masters if master is not target)]:
             self.admin(node).execute_command("CLUSTER", "SETSLOT", key_slot(key.encode()), "NODE", self.id_of(target))
 
 
@@ -156,14 +158,14 @@ def _cluster_arguments() -> list[str]:
     return [*AT_ONCE, *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
 
-def _info(answer: Any) -> dict[str, str]:
-    if isinstance(answer, dict):
-        return answer
-    return dict(line.split(":", 1) for line in answer.decode().split())
+def _info(reply: Any) -> dict[str, str]:
+    if isinstance(reply, dict):
+        return reply
+    return dict(line.split(":", 1) for line in reply.decode().split())
 
 
 class Sentinel:
-    """One Sentinel, whose word is enough to make the replica the master."""
+    """One Sentinel; its quorum of 1 suffices to promote the replica."""
 
     def __init__(self, directory: Path, master: RedisProcess, replica: RedisProcess) -> None:
         self.port = services.free_port()
@@ -198,14 +200,14 @@ class Sentinel:
         asking: Any = redis.Redis("127.0.0.1", self.port, socket_timeout=5)
 
         def knows_the_replica() -> bool:
-            answer = asking.execute_command("SENTINEL", "REPLICAS", SERVICE)
-            return len(answer) == 1 and all(f"b'{word}'" in str(answer) for word in ("slave", "ok"))
+            replicas = asking.execute_command("SENTINEL", "REPLICAS", SERVICE)
+            return len(replicas) == 1 and all(f"b'{word}'" in str(replicas) for word in ("slave", "ok"))
 
-        wait_until(knows_the_replica, "a Sentinel that knows the replica well")
+        wait_until(knows_the_replica, "a Sentinel that knows the replica")
         return self
 
-    def notice(self) -> None:
-        """From now on a master that is away is soon replaced; a test calls it when it has killed one."""
+    def detect_failures(self) -> None:
+        """Replace a dead master soon from now on; a test calls this after it has killed one."""
         asking: Any = redis.Redis("127.0.0.1", self.port, socket_timeout=5)
         asking.execute_command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", DOWN_AFTER_MS)
 
@@ -218,7 +220,7 @@ class Sentinel:
 
 @contextmanager
 def servers_in(new_directory: Callable[[], Path]) -> Iterator[NewRedis]:
-    """A factory of started servers, all of which are ended, for longer than one test."""
+    """Yield a factory of started servers, which are stopped at the end; they may outlive a test."""
     made: list[RedisProcess] = []
 
     def make(**settings: Any) -> RedisProcess:
@@ -234,7 +236,7 @@ def servers_in(new_directory: Callable[[], Path]) -> Iterator[NewRedis]:
 
 @contextmanager
 def watched(directory: Path, new_redis: NewRedis, **settings: Any) -> Iterator[Sentinel]:
-    """A master, its replica, and a Sentinel that watches them."""
+    """Start a master, its replica, and a Sentinel that monitors them."""
     arguments = [*AT_ONCE, *settings.pop("arguments", ())]
     master, replica = (new_redis(arguments=arguments, **settings) for _ in range(2))
     sentinel = Sentinel(directory, master, replica)

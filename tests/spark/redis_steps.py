@@ -1,4 +1,4 @@
-"""A driver without Spark: it does the sink's steps one by one with the sink's own scripts and decisions."""
+"""A driver without Spark that takes the sink's steps one by one, with the sink's own scripts and decisions."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ _names = itertools.count()
 
 
 def new_keys() -> Keys:
-    """The keys of a sink that no other test uses."""
+    """Return the keys of a sink that no other test uses."""
     name = f"counts-{next(_names)}"
     return Keys(
         marker=markers.same_slot(name, "onceflow"),
@@ -39,7 +39,7 @@ def new_keys() -> Keys:
 
 
 def rows_of(number: int) -> list[tuple[str, bytes, int]]:
-    """What batch `number` adds: some fields in every batch, some in this one alone."""
+    """Return the rows of batch `number`: some fields are in every batch, some only in this one."""
     return [
         *(("count", f"user {user}".encode(), number + user) for user in range(6)),
         ("count", f"only {number}".encode(), 0),
@@ -58,7 +58,7 @@ def batch_of(number: int, **changes: Any) -> Batch:
 
 
 def rows_again(batch: Batch) -> tuple[list[tuple[str, bytes, int]], dict[str, list[bytes]]]:
-    """Rows and entries of all batches whose offsets are in this one's ranges, as the log has them."""
+    """Return rows and entries of all batches whose offsets are in this one's ranges, as the log has them."""
     (part,) = batch.ranges
     counts: dict[tuple[str, bytes], int] = {}
     entries: list[bytes] = []
@@ -70,7 +70,7 @@ def rows_again(batch: Batch) -> tuple[list[tuple[str, bytes, int]], dict[str, li
 
 
 def full(rows: Sequence[tuple[Any, ...]]) -> list[redis_scripts.Row]:
-    """Rows as the scripts take them; those that set nothing have no value."""
+    """Return rows in the form of the scripts; rows without a value get None."""
     return [(target, field, amount, value[0] if value else None) for target, field, amount, *value in rows]
 
 
@@ -86,13 +86,13 @@ class Driver:
         self.keys = keys
         self.query = query
         self.checkpoint = checkpoint
-        """Where it is given, a marker that went back is repaired."""
+        """Checkpoint for repairs; without it, lost batches stop the driver."""
         self.owner: str | None = None
 
     def call(self, name: str, *arguments: Any) -> str:
-        answer = redis_scripts.run(self.client, name, self.keys, list(arguments))
-        redis_scripts.raise_refusal(self.keys, answer)
-        return answer[1] if name == "acquire" else answer[0]
+        reply = redis_scripts.run(self.client, name, self.keys, list(arguments))
+        redis_scripts.raise_refusal(self.keys, reply)
+        return reply[1] if name == "acquire" else reply[0]
 
     def marker(self) -> Marker | None:
         fields = {name.decode(): value.decode() for name, value in self.client.hgetall(self.keys.marker).items()}
@@ -141,62 +141,62 @@ class Driver:
         assert redis_scripts.settle(self.client, self.keys, (batch.query, self.owner, batch.number), wait_ms=10_000)  # type: ignore[arg-type]
 
     def steps(self, batch: Batch) -> Iterator[str]:
-        """Does what the marker asks for, one write at a time, and names each after it is done."""
+        """Write the batch as the marker requires, one write at a time; yield the name of each afterwards."""
         if self.owner is None:
             self.acquire(batch)
             yield "acquire"
-        found, decision = self.decided(batch)
+        marker, decision = self.decided(batch)
         if isinstance(decision, TargetRolledBack) and self.checkpoint is not None:
             yield from self.repair(batch.number - 1)
-            found, decision = self.decided(batch)
+            marker, decision = self.decided(batch)
         if isinstance(decision, Refuse):
             raise MarkerRefused(decision.reason)
         if not isinstance(decision, Skip):
-            yield from self.written(batch, rows_of(batch.number), found, whole=batch.number % 2 == 0)
+            yield from self.written(batch, rows_of(batch.number), marker, whole=batch.number % 2 == 0)
 
     def decided(self, batch: Batch) -> tuple[Marker | None, Decision]:
-        found = self.marker()
-        return found, decisions.decide(found, batch, self.keys.marker, markers.wording(self.keys.marker))
+        marker = self.marker()
+        return marker, decisions.decide(marker, batch, self.keys.marker, markers.wording(self.keys.marker))
 
     def written(
-        self, batch: Batch, rows: list[tuple[str, bytes, int]], found: Marker | None, *, whole: bool
+        self, batch: Batch, rows: list[tuple[str, bytes, int]], marker: Marker | None, *, whole: bool
     ) -> Iterator[str]:
-        """`found` is the marker by which it was decided: what has gone back since is refused by the scripts."""
-        assert found is not None
-        is_begun = found.batch == batch.number
+        """Write the rows by a decision on `marker`; the scripts refuse if the marker has changed since."""
+        assert marker is not None
+        is_begun = marker.batch == batch.number
         if not is_begun and whole:
-            self.whole(batch, rows, found.batch)
+            self.whole(batch, rows, marker.batch)
             yield "whole"
             return
         if not is_begun:
-            self.begin(batch, found.batch)
+            self.begin(batch, marker.batch)
             yield "begin"
-        for number in found.chunks_missing if is_begun else range(CHUNKS):
+        for number in marker.chunks_missing if is_begun else range(CHUNKS):
             self.chunk(batch, number, [row for row in rows if chunk_of(row) == number])
             yield f"chunk {number}"
         self.complete(batch)
         yield "complete"
 
     def repair(self, number: int) -> Iterator[str]:
-        """The steps of a repair up to batch `number`, all of them in chunks."""
+        """Repair up to batch `number`, each step in chunks; yield the names of the steps."""
         assert self.checkpoint is not None
         target = self.checkpoint.batch(number, plan="p", plan_version=1)
         self.acquire(target)
         yield "repair: acquire"
         while True:
-            found = self.marker()
-            assert found is not None
-            step = next_step(found, target, self.checkpoint, markers.wording(self.keys.marker, "reset"))
+            marker = self.marker()
+            assert marker is not None
+            step = next_step(marker, target, self.checkpoint, markers.wording(self.keys.marker, "reset"))
             if step is None:
                 return
             if isinstance(step, Refuse):
                 raise MarkerRefused(step.reason)
-            for name in self.written(step.batch, rows_again(step.batch)[0], found, whole=False):
+            for name in self.written(step.batch, rows_again(step.batch)[0], marker, whole=False):
                 yield f"repair: batch {step.batch.number}: {name}"
 
 
 def expected_counts(batches: int) -> dict[str, dict[bytes, int]]:
-    """What the hashes hold after batches 0 to `batches` - 1, by target."""
+    """Return the counts after batches 0 to `batches` - 1, by target."""
     totals: dict[str, dict[bytes, int]] = {"count": {}, "os": {}}
     for number in range(batches):
         for target, field, amount in rows_of(number):
@@ -205,11 +205,11 @@ def expected_counts(batches: int) -> dict[str, dict[bytes, int]]:
 
 
 def assert_counts(client: redis.Redis, keys: Keys, batches: int, *, repaired: bool = False) -> None:
-    """Every key holds exactly what the complete batches add up to; a repair is one entry of the history."""
+    """Assert that every key holds exactly the sums of the batches; a repair is one entry of the history."""
     totals = expected_counts(batches)
     for increment in keys.increments:
-        found = {field: int(value) for field, value in client.hgetall(increment.key).items()}
-        assert found == totals[increment.target]
+        counts = {field: int(value) for field, value in client.hgetall(increment.key).items()}
+        assert counts == totals[increment.target]
     ranking = client.zrange(keys.increments[0].ranking_key or "", 0, -1, withscores=True)
     assert {field: int(score) for field, score in ranking} == totals["count"]
     entries = [entry for number in range(batches) for entry in entries_of(number)["dead"]]
@@ -219,20 +219,20 @@ def assert_counts(client: redis.Redis, keys: Keys, batches: int, *, repaired: bo
         assert client.lrange(keys.history, 0, -1) == history[::-1][:5]
 
 
-def noting_rows(path: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For `mapInArrow`: hands its batches on and writes to `path` how many rows each has, a line for each."""
+def recording_rows(path: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function for `mapInArrow` that appends each batch's number of rows to `path`, one line per batch."""
 
-    def noted(batches: Iterator[Any]) -> Iterator[Any]:
+    def recording(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             with path.open("a") as file:
                 file.write(f"{batch.num_rows}\n")
             yield batch
 
-    return noted
+    return recording
 
 
 def every_write(driver: Driver, number: int) -> list[Callable[[], object]]:
-    """Each script that writes batch `number`, and the one that begins the next."""
+    """Return the scripts that write batch `number`, and the one that begins the next."""
     return [
         lambda: driver.whole(batch_of(number), rows_of(number)),
         lambda: driver.begin(batch_of(number + 1)),

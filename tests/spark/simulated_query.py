@@ -1,8 +1,8 @@
-"""A query that writes every micro-batch to Kafka and to Redis, without Spark, in which anything may die at any point.
+"""A query without Spark that writes every micro-batch to Kafka and Redis; any part may die at any point.
 
 The sinks, the broker, the checkpoint's code and Redis are real; Spark and its executors are `simulated_spark`. A death
-happens inside the call that names its point. What has died is started again: servers at once, the driver as a new start
-of the query on the same checkpoint, as often as it stops.
+happens inside the call that names its point. Servers are restarted at once; the driver as a new start of the query on
+the same checkpoint, each time that it stops.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from onceflow.spark.sink import sinks
 from onceflow.testing import Broker, BrokerProcess, FaultyDisk, PowerCut
 from tests.conftest import RedisProcess
 from tests.end_to_end.test_power_cut import SyncedDirectory
-from tests.spark.crash_points import LOST_KEY, SECOND_DRIVER, Death
+from tests.spark.crash_points import LOST_KEY, ROLLED_BACK, SECOND_DRIVER, Death
 from tests.spark.exactly_once.test_checkpoint import offsets_text
 from tests.spark.kafka_driver import Killed, eventually, quick_sleep
 from tests.spark.simulated_spark import Executors, Frame, Session
@@ -40,19 +40,19 @@ PARTITIONS = 2
 TARGETS = 3
 USERS = 5
 STARTS_MAX = 10
-"""How often a query that died or stopped is started again before the test gives up."""
+"""Number of starts after which a test fails, if the query dies or stops each time."""
 BATCHES_MAX = 40
 
 Ends = dict[int, int]
 
 
 class ConcurrentLogUpdate(OnceflowError):
-    """Spark's own: another driver has written this file of the checkpoint."""
+    """Stand-in for Spark's error of this name: another driver has written this file of the checkpoint."""
 
 
 @dataclass
 class Services:
-    """Broker and Redis, and how they die."""
+    """Broker and Redis of a query, which can be killed."""
 
     directory: Path
     redis: RedisProcess
@@ -61,8 +61,8 @@ class Services:
     def __post_init__(self) -> None:
         self._copy = self.directory / "redis-copy"
 
-    def keep_redis(self) -> None:
-        """From now on Redis can go back to what it is now."""
+    def save_redis(self) -> None:
+        """Copy Redis's files, as the state of a later rollback."""
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self.redis.directory, self._copy)
 
@@ -71,14 +71,14 @@ class Services:
             self.broker.die()
         if victim.startswith("redis"):
             self.redis.kill()
-            if victim == "redis went back":
+            if victim == ROLLED_BACK:
                 shutil.rmtree(self.redis.directory)
                 shutil.copytree(self._copy, self.redis.directory)
             self.redis.start()
 
 
 class PoweredBroker:
-    """In this process, on a disk that loses what was not synced."""
+    """A broker in this process, on a disk that loses unsynced data in a power cut."""
 
     def __init__(self, directory: Path, chance: random.Random, **options: Any) -> None:
         directory.mkdir()
@@ -98,7 +98,7 @@ class PoweredBroker:
 
 
 class KilledBroker:
-    """In a process of its own, killed -9."""
+    """A broker process that is killed -9."""
 
     def __init__(self, directory: Path, _chance: random.Random) -> None:
         self._process = BrokerProcess(directory).start()
@@ -113,7 +113,7 @@ class KilledBroker:
 
 
 def row_of(partition: int, offset: int) -> tuple[int, bytes, bytes]:
-    """Target partition, key and value of the event at an offset of a partition of the input."""
+    """Return target partition, key and value of an input record."""
     key = offset % 4
     return key % TARGETS, b"key-%d-%d" % (partition, key), b"%d:%d" % (partition, offset)
 
@@ -129,7 +129,7 @@ def counts_of(partition: int, offset: int) -> list[tuple[str, bytes, int, bytes 
 
 @dataclass
 class Query:
-    """One query on one checkpoint, started as often as it takes."""
+    """One query on one checkpoint, restarted after each death."""
 
     services: Services
     directory: Path
@@ -139,10 +139,10 @@ class Query:
     with_kafka: bool = True
     with_redis: bool = True
     arrivals: tuple[int, ...] = (0, 3, 5, 20)
-    """How many new records a partition may have for a batch; from 14 in all on it is written to Redis in chunks."""
+    """Possible numbers of new records of a partition in a batch; a batch of 14 or more goes to Redis in chunks."""
     visits: Counter[str] = field(default_factory=Counter)
     passed: set[str] = field(default_factory=set)
-    to_come: list[Death] = field(default_factory=list)
+    scheduled: list[Death] = field(default_factory=list)
     deaths: Counter[str] = field(default_factory=Counter)
     stops: list[str] = field(default_factory=list)
     starts: int = 0
@@ -164,7 +164,7 @@ class Query:
         self._watch()
 
     def close(self) -> None:
-        """Its points are not watched any more."""
+        """Stop watching its points."""
         self._patches.undo()
 
     # Points and deaths
@@ -172,9 +172,9 @@ class Query:
     def at(self, point: str) -> None:
         self.visits[point] += 1
         self.passed.add(point)
-        if not self.to_come or self.to_come[0].point != point or self.visits[point] < self.to_come[0].visit:
+        if not self.scheduled or self.scheduled[0].point != point or self.visits[point] < self.scheduled[0].visit:
             return
-        death = self.to_come.pop(0)
+        death = self.scheduled.pop(0)
         self.visits.clear()
         self.deaths[death.victim] += 1
         self.services.die(death.victim)
@@ -189,30 +189,30 @@ class Query:
         if death.victim.startswith("driver"):
             raise Killed(str(death))
 
-    def arrange(self, *deaths: Death) -> None:
-        """These are to come, one after the other; visits are counted anew from each on."""
+    def schedule(self, *deaths: Death) -> None:
+        """Schedule these deaths, one after the other; each death restarts the count of visits."""
         self.visits.clear()
-        self.to_come = list(deaths)
+        self.scheduled = list(deaths)
 
     def _overtake(self) -> None:
-        """A start of its own, while the one that called this stands still."""
+        """Run two batches by another driver while this one waits."""
         mine, locked = (self._session, self._sinks), checkpoint_lock._held.copy()  # type: ignore[has-type]
         checkpoint_lock._held.clear()
         self.run(2)
         checkpoint_lock._held.update(locked)
         self._session, self._sinks = mine
 
-    def meet(self, *deaths: Death) -> None:
-        """Goes on until they have happened, one after the other."""
-        self.arrange(*deaths)
+    def run_until(self, *deaths: Death) -> None:
+        """Run batches until these deaths have happened, one after the other."""
+        self.schedule(*deaths)
         for _ in range(BATCHES_MAX):
             self.run(1)
-            if not self.to_come:
+            if not self.scheduled:
                 return
-        raise AssertionError(f"{self.to_come[0]}: did not happen in {BATCHES_MAX} batches")
+        raise AssertionError(f"{self.scheduled[0]}: did not happen in {BATCHES_MAX} batches")
 
     def _lose_key(self) -> None:
-        """As an eviction, an EXPIRE or an UNLINK by someone else."""
+        """Delete one key of the sink, as an eviction or another client's UNLINK would."""
         with redis.Redis.from_url(self.services.redis.url) as client:
             keys = [
                 self.name,
@@ -221,7 +221,7 @@ class Query:
             client.unlink(self.chance.choice(keys))
 
     def _lose_unsynced(self) -> None:
-        """The checkpoint as after a power cut: what was not synced is there, gone or empty, each file by itself."""
+        """Change the checkpoint as a power cut would: each unsynced file is kept, lost or empty."""
         left = self._disk.survivors()
         for name, content in self._disk.present().items():
             if left.get(name) == content:
@@ -243,9 +243,9 @@ class Query:
         def watched(name: str, function: Any) -> Any:
             def call(*arguments: Any, **options: Any) -> Any:
                 self.at(f"before {name}")
-                answer = function(*arguments, **options)
+                result = function(*arguments, **options)
                 self.at(f"after {name}")
-                return answer
+                return result
 
             return call
 
@@ -265,7 +265,7 @@ class Query:
     # Spark's part
 
     def run(self, batches: int) -> None:
-        """Until so many more micro-batches are committed, through every death and stop."""
+        """Run until `batches` more micro-batches are committed, through every death and stop."""
         goal = self.committed + batches
         for _ in range(STARTS_MAX):
             try:
@@ -278,15 +278,15 @@ class Query:
         raise AssertionError(f"not done after {STARTS_MAX} starts: {self.stops}")
 
     def start_once(self, goal: int) -> None:
-        """One start, until batch `goal` is committed. Raises Killed, and whatever stops the query."""
+        """Start once and run until batch `goal` is committed; raise Killed or the error that stops the query."""
         try:
             self._start()
             while self.committed < goal:
                 self._next_batch()
-            for each in self._sinks:
-                # As at the end of available-now: Redis may have gone back since the sink wrote to it.
-                if isinstance(each, RedisSink):
-                    each.check()
+            for sink in self._sinks:
+                # As at the end of available-now: Redis may have lost batches since the sink's last write.
+                if isinstance(sink, RedisSink):
+                    sink.check()
         finally:
             self._end()
 
@@ -322,22 +322,22 @@ class Query:
         self._session = Session(self.executors, lambda: LocalCheckpoint(self.checkpoint).query_id())
         made = [*([self.kafka_sink()] if self.with_kafka else []), *([self.redis_sink()] if self.with_redis else [])]
         self._sinks = made[::-1] if self.redis_first else made  # type: ignore[assignment]
-        for each in self._sinks:
-            each.open(self._session)
+        for sink in self._sinks:
+            sink.open(self._session)
         if not (self.checkpoint / "metadata").exists():
             self._write("metadata", "metadata", f'{{"id":"{self.query_id}"}}')
 
     def _end(self) -> None:
-        """What the process's end does: nothing but to let go."""
-        for each in self._sinks:
-            if isinstance(each, KafkaSink):
-                each.target.close()
+        """Release what the end of the process would release."""
+        for sink in self._sinks:
+            if isinstance(sink, KafkaSink):
+                sink.target.close()
         self._sinks = []
         redis_pool.close()
         checkpoint_lock._held.clear()
 
     def _next_batch(self) -> None:
-        """As Spark: a batch that is planned and not committed again, else the next one."""
+        """Run the next batch as Spark does: the planned one if it is not committed, else a new one."""
         planned = LocalCheckpoint(self.checkpoint).newest_batch("offsets")
         number = planned
         if planned == self.committed:
@@ -378,7 +378,7 @@ class Query:
         self.at(f"after {kind}")
 
     def ends(self, number: int) -> Ends:
-        """Where batch `number` ends, each partition; 0 before the first."""
+        """Return the end offsets of batch `number` by partition; 0 before the first batch."""
         if number < 0:
             return dict.fromkeys(range(PARTITIONS), 0)
         reached = LocalCheckpoint(self.checkpoint).reached(number).by_topic[self.name]
@@ -390,10 +390,10 @@ class Query:
     def _counts(self, ranges: Mapping[int, tuple[int, int]]) -> Frame:
         return Frame(self._session, [row for place in places(ranges) for row in counts_of(*place)])
 
-    # What is there
+    # Outputs
 
     def check(self) -> None:
-        """Both outputs are those of the committed batches: each record once and in order, each sum the recount's."""
+        """Assert that the outputs are those of the committed batches: each record once and in order, each sum exact."""
         ends = self.ends(self.committed)
         if self.with_kafka:
             self._check_written(ends)
@@ -401,24 +401,24 @@ class Query:
             assert self.counted() == recount(ends)
 
     def _check_written(self, ends: Ends) -> None:
-        wanted = sorted(row_of(*place) for place in places({each: (0, end) for each, end in ends.items()}))
+        wanted = sorted(row_of(*place) for place in places({partition: (0, end) for partition, end in ends.items()}))
         eventually(lambda: len(self.written()) >= len(wanted))
-        found = self.written()
-        assert sorted(found) == wanted
+        rows = self.written()
+        assert sorted(rows) == wanted
         for number in range(PARTITIONS):
             for target in range(TARGETS):
                 begins = (target, b"%d:" % number)
-                own = [int(value[2:]) for place, _, value in found if (place, value[:2]) == begins]
+                own = [int(value[2:]) for place, _, value in rows if (place, value[:2]) == begins]
                 assert own == sorted(own), f"partition {number} of the input in {target}"
 
     def written(self) -> list[tuple[int, bytes, bytes]]:
-        found = []
+        rows = []
         with Cluster(self.services.broker.bootstrap) as cluster:
             for target, end in cluster.list_offsets(self.target, dict.fromkeys(range(TARGETS), LATEST)).items():
                 for record in read_records(cluster, self.target, target, 0, end.offset):
                     assert record.key is not None and record.value is not None
-                    found.append((target, record.key, record.value))
-        return found
+                    rows.append((target, record.key, record.value))
+        return rows
 
     def counted(self) -> dict[str, dict[bytes, bytes]]:
         with redis.Redis.from_url(self.services.redis.url) as client:
@@ -434,7 +434,7 @@ def places(ranges: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def recount(ends: Ends) -> dict[str, dict[bytes, bytes]]:
-    """What Redis must hold, without any of the sink's code."""
+    """Return the expected contents of Redis, without the sink's code."""
     sums: Counter[bytes] = Counter()
     last: dict[bytes, bytes] = {}
     for place in places({partition: (0, end) for partition, end in ends.items()}):
@@ -448,20 +448,20 @@ def recount(ends: Ends) -> dict[str, dict[bytes, bytes]]:
 
 
 class Started:
-    """Makes queries, one at a time: an earlier one is not watched any more."""
+    """A factory of queries; it watches only the newest one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._made: list[Query] = []
 
     def __call__(self, running: Services, chance: random.Random, *, batches: int = 2, **options: Any) -> Query:
-        """One that has written so many batches; Redis can go back to what it is then."""
+        """Return a query that has written `batches` batches, the state of a later rollback of Redis."""
         self.close()
         number = len(self._made)
         self._made.append(Query(running, self._directory, f"query-{number}", chance, bool(number % 2), **options))
         if batches:
             self._made[-1].run(batches)
-        running.keep_redis()
+        running.save_redis()
         return self._made[-1]
 
     def close(self) -> None:
@@ -478,7 +478,7 @@ def services(
     appendfsync: str = "always",
     **options: Any,
 ) -> Iterator[Services]:
-    """Started, and ended; `options` are the broker's."""
+    """Start broker and Redis, and stop them at the end; `options` are the broker's."""
     redis_process = RedisProcess(directory / "redis", appendfsync=appendfsync).start()
     running = broker(directory / "broker", chance, **options)
     try:

@@ -1,8 +1,8 @@
-"""As much of Spark as the sinks see of it, without Spark: a session, rows, and the work of executors.
+"""Stand-ins for the part of Spark that sinks use: a session, rows, and the work of executors.
 
-The sinks are the real ones. What stands in is the outermost edge, `Session` and `Frame`, and the code that would run as
-Spark jobs: encoding rows for Kafka, summing and writing chunks for Redis. Executors here repeat tasks, change the order
-of rows each time they are asked, and lose blocks when they are told to.
+The sinks are real. Simulated are `Session` and `Frame`, and the code that would run as Spark jobs: encoding rows for
+Kafka, summing and writing chunks for Redis. The executors repeat tasks, return rows in random order, and lose blocks
+when a test says so.
 """
 
 import random
@@ -35,7 +35,7 @@ At = Callable[[str], None]
 
 @dataclass
 class Executors:
-    """Whoever computes: `lost` counts how often their blocks were lost."""
+    """Executors; `lost` counts losses of their blocks."""
 
     chance: random.Random
     at: At
@@ -97,7 +97,7 @@ class Frame:
     times_read: int = 0
     is_cached: bool = False
     times_read_alone: int = 0
-    """Of these, by the format `noop`."""
+    """Number of reads by the format `noop`."""
 
     def persist(self) -> "Frame":
         return self
@@ -116,8 +116,8 @@ class Frame:
         )
 
     def agg(self, *_columns: Any) -> "Frame":
-        """Number of rows and bytes of their fields, the one thing that is asked of sums."""
-        size_bytes = sum(len(each[1]) + len(each[3] or b"") for each in self.rows)
+        """Return number of rows and bytes of their fields, the only aggregation that the sink uses."""
+        size_bytes = sum(len(row[1]) + len(row[3] or b"") for row in self.rows)
         return Frame(self.sparkSession, [(len(self.rows), size_bytes)])
 
     def head(self) -> Any:
@@ -125,7 +125,7 @@ class Frame:
 
     @property
     def write(self) -> Any:
-        """Reads all rows and keeps none, as the format `noop` does."""
+        """Return a writer that reads all rows and keeps none, as the format `noop` does."""
         writer = SimpleNamespace(save=self._read_alone)
         writer.mode = writer.format = lambda _word: writer
         return writer
@@ -138,7 +138,7 @@ class Frame:
 
 
 class Encoded:
-    """Stands in for EncodedFrame: blobs that executors keep, encoded anew, in another layout, where they are lost.
+    """A stand-in for EncodedFrame: blobs kept by executors; lost ones are encoded again, in another layout.
 
     Rows for Kafka are (partition, key, value).
     """
@@ -154,17 +154,17 @@ class Encoded:
         self._executors.at("after encode")
 
     def close(self) -> None:
-        """Nothing is kept outside this process."""
+        """Do nothing: the blobs are in memory."""
 
     def task_sizes(self) -> Mapping[int, int]:
-        """Not known, so whatever there is comes in parts."""
+        """Return no sizes, so that all blobs are pulled in parts."""
         return {}
 
     def records(self) -> Mapping[TopicPartition, int]:
-        found: dict[TopicPartition, int] = {}
+        counts: dict[TopicPartition, int] = {}
         for partition, _, _ in self._rows.rows:
-            found[self._topic, partition] = found.get((self._topic, partition), 0) + 1
-        return found
+            counts[self._topic, partition] = counts.get((self._topic, partition), 0) + 1
+        return counts
 
     def partition_counts(self) -> Mapping[str, int]:
         return self._targets
@@ -190,14 +190,14 @@ class Encoded:
             held = [(key, value) for place, key, value in self._rows.rows if place == partition]
             keys, values = (pa.array(column, pa.binary()) for column in zip(*held, strict=True))
             columns = RecordColumns(keys, values, np.full(len(held), time.time_ns() // 1_000_000))
-            found = encode_columns(
+            batches = encode_columns(
                 columns, np.full(len(held), partition), codec=Codec.NONE, batch_bytes=batch_bytes, batch_bytes_max=10**6
             )
-            self._made += [Blob(self._topic, each.partition, each.record_count, each.data) for each in found]
+            self._made += [Blob(self._topic, batch.partition, batch.record_count, batch.data) for batch in batches]
 
 
 class Anything:
-    """Stands in for Spark's functions, whose columns nobody evaluates here."""
+    """A stand-in for Spark's functions; their columns are never evaluated."""
 
     def __getattr__(self, _name: str) -> Any:
         return lambda *_arguments: self
@@ -208,28 +208,28 @@ class Anything:
 
 def _measured(rows: Frame, _keys: Any, _batch: int) -> redis_rows.Measured:
     rows.times_read += 1
-    return redis_rows.Measured(len(rows.rows), sum(len(each[1]) for each in rows.rows))
+    return redis_rows.Measured(len(rows.rows), sum(len(row[1]) for row in rows.rows))
 
 
 def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys) -> redis_rows.Collected | None:
-    """Now and then there is a row that has to be measured."""
-    found = redis_rows.collected(rows, keys)  # type: ignore[arg-type]
-    return None if rows.sparkSession.executors.chance.random() < 0.2 else found
+    """Return the collected rows, or, at random, None as for a row that must be measured."""
+    collected = redis_rows.collected(rows, keys)  # type: ignore[arg-type]
+    return None if rows.sparkSession.executors.chance.random() < 0.2 else collected
 
 
 def _sums(writer: BatchWriter, rows: Frame) -> Frame:
-    """One row for each target and field, as `redis_chunks.reduced`."""
-    versions = {each.target for each in writer.keys.sets}
-    found: dict[tuple[str, bytes], tuple[int, bytes | None]] = {}
+    """Return one row for each target and field, as `redis_chunks.reduced` does."""
+    versions = {entry.target for entry in writer.keys.sets}
+    sums: dict[tuple[str, bytes], tuple[int, bytes | None]] = {}
     for target, name, amount, value in rows.rows:
-        known = found.get((target, name))
+        known = sums.get((target, name))
         if known is None:
-            found[target, name] = (amount, value)
+            sums[target, name] = (amount, value)
         elif target in versions:
-            found[target, name] = max(known, (amount, value))
+            sums[target, name] = max(known, (amount, value))
         else:
-            found[target, name] = (known[0] + amount, None)
-    return Frame(rows.sparkSession, [(*key, *held) for key, held in found.items()])
+            sums[target, name] = (known[0] + amount, None)
+    return Frame(rows.sparkSession, [(*key, *held) for key, held in sums.items()])
 
 
 def _newest(_writer: BatchWriter, rows: Frame, append: Any) -> list[tuple[int, bytes]]:
@@ -238,7 +238,7 @@ def _newest(_writer: BatchWriter, rows: Frame, append: Any) -> list[tuple[int, b
 
 
 def _write_chunks(sums: Frame, writer: Any, *, chunks: int, missing: Sequence[int]) -> None:
-    """As `redis_chunks.write_chunks`: a task for each chunk, in any order, once more where its executor is lost."""
+    """Write the chunks in random order, each again if its executor is lost, as `redis_chunks.write_chunks` does."""
     executors = sums.sparkSession.executors
     reports = {}
     for chunk in executors.shuffled(missing):
@@ -251,7 +251,7 @@ def _write_chunks(sums: Frame, writer: Any, *, chunks: int, missing: Sequence[in
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the test ends, the sinks' jobs run here."""
+    """Run the sinks' jobs on these executors until the test ends."""
     monkeypatch.setattr(kafka_rows, "EncodedFrame", Encoded)
     monkeypatch.setattr(kafka_rows, "record_columns", lambda rows, *_options: rows)
     monkeypatch.setattr(redis_batch, "F", Anything())

@@ -1,4 +1,4 @@
-"""Whatever dies at whichever point, both outputs are right: the points are `crash_points`, the query is simulated."""
+"""Both outputs are exact, whatever dies at any of `crash_points`; the query is simulated."""
 
 import random
 import re
@@ -33,18 +33,18 @@ def test_each_part_dies_at_each_point(directory: Path, new_query: Started, piece
             for deaths in deaths_at(point):
                 if point.endswith("metadata"):
                     query = new_query(running, chance, batches=0)
-                query.meet(*deaths)
+                query.run_until(*deaths)
                 query.run(1)
                 query.check()
             assert not query.stops, f"{point}: {query.stops}"
-            running.keep_redis()
+            running.save_redis()
 
 
 def deaths_at(point: str) -> list[list[Death]]:
-    """Each part's, in groups after each of which both outputs are looked at.
+    """Return a death of each part at the point, in groups; the outputs are checked after each group.
 
-    A lost key and a Redis that goes back take wrong counts with them, so they come last and by themselves. A query
-    writes its metadata once, and reads rows alone after a death.
+    A lost key and a rollback of Redis also undo wrong counts, so each is a group of its own, at the end. A query writes
+    its metadata only once, and reads rows alone only after a death.
     """
     deaths = [Death(point, victim) for victim in VICTIMS]
     if point.endswith("metadata"):
@@ -62,21 +62,21 @@ STOPPED = re.compile(
 
 
 @pytest.mark.parametrize("side", [pytest.param("before", marks=pytest.mark.campaign), "after"])
-def test_another_driver_comes_up_at_each_point(
+def test_another_driver_starts_at_each_point(
     directory: Path, new_query: Started, side: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """The lock keeps it out of a local checkpoint only; elsewhere the first one must notice it, and stop."""
+    """A second driver starts at each point, past the checkpoint's lock; the first one notices it and stops."""
     chance = random.Random(1)
-    points = [each for each in POINTS if each.startswith(side) and not each.endswith(("metadata", "alone"))]
+    points = [point for point in POINTS if point.startswith(side) and not point.endswith(("metadata", "alone"))]
     with services(directory, chance) as running:
         query = new_query(running, chance)
         for point in points:
-            query.meet(Death(point, SECOND_DRIVER))
+            query.run_until(Death(point, SECOND_DRIVER))
             query.check()
-            for sentence in query.stops:
-                assert STOPPED.search(sentence), f"{point}: {sentence}"
+            for message in query.stops:
+                assert STOPPED.search(message), f"{point}: {message}"
             query.stops.clear()
-    record_property("points at which a second driver came up, both outputs exact", len(points))
+    record_property("points at which a second driver started, both outputs exact", len(points))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS_IN_TEST))
@@ -97,21 +97,21 @@ def test_deaths_in_any_order_for_long(
     broker: type[PoweredBroker | KilledBroker],
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Driver, its machine, executors, broker and Redis die at named points, from seeds; both outputs are recounted."""
+    """Driver, its machine, executors, broker and Redis die at random points of a query; both outputs are exact."""
     chance = random.Random(seed)
     with services(directory, chance, broker=broker, appendfsync=chance.choice(("always", "everysec"))) as running:
         deaths, points, batches = die_at_random(running, chance, new_query, DEATHS_PER_SEED)
     record_property("seeds", str(seed))
     for victim, count in deaths.items():
-        record_property(f"times the {victim} died", count)
+        record_property(f"deaths: {victim}", count)
     record_property("micro-batches", batches)
-    record_property("at most points of death in one run", len(points))
+    record_property("points of death in one run", len(points))
 
 
 def die_at_random(
     running: Services, chance: random.Random, new_query: Started, count: int
 ) -> tuple[Counter[str], set[str], int]:
-    """So many deaths, some of them one right after the other; who died how often, where, and batches altogether."""
+    """Run `count` deaths; return the number by victim, the points, and the number of batches."""
     query = new_query(running, chance)
     deaths: Counter[str] = Counter()
     points: set[str] = set()
@@ -121,14 +121,14 @@ def die_at_random(
             Death(chance.choice(POINTS), chance.choice(VICTIMS), chance.choice((1, 1, 2, 3)))
             for _ in range(chance.randrange(1, 6))
         ]
-        query.arrange(*arranged)
+        query.schedule(*arranged)
         query.run(chance.randrange(1, 5))
         query.check()
         assert not query.stops, query.stops
-        points |= {death.point for death in arranged[: len(arranged) - len(query.to_come)]}
+        points |= {death.point for death in arranged[: len(arranged) - len(query.scheduled)]}
         deaths += query.deaths
         query.deaths.clear()
         batches = query.committed + 1
         if chance.random() < 0.3:
-            running.keep_redis()
+            running.save_redis()
     return deaths, points, batches

@@ -1,4 +1,4 @@
-"""The Kafka sink with a real Spark: columns to records, batches that come again, a driver that is killed."""
+"""The Kafka sink with real Spark: columns to records, repeated batches, a killed driver."""
 
 import inspect
 import re
@@ -37,7 +37,7 @@ KEYS = 7
 
 
 class Copy:
-    """One query from the topic to a second one, started again and again on one checkpoint."""
+    """A query that copies the topic to a second one, restarted on one checkpoint."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, source: str, checkpoint: Path) -> None:
         self.spark, self.bootstrap, self.source, self.checkpoint = spark, bootstrap, source, checkpoint
@@ -60,28 +60,28 @@ class Copy:
             sink.close()
 
     def forget_last_commit(self) -> None:
-        """As after a crash between EndTxn and Spark's commit."""
+        """Delete the last commit, as after a crash between EndTxn and Spark's commit."""
         commits = self.checkpoint / "commits"
         (commits / str(max(int(path.name) for path in commits.iterdir() if path.name.isdecimal()))).unlink()
 
     def produce(self, begin: int, end: int) -> None:
-        """Keys in turn, each with its values in order."""
+        """Produce the numbers as values, with keys in turn."""
         producer = Producer({"bootstrap.servers": self.bootstrap, "partitioner": "murmur2_random"})
         for number in range(begin, end):
             producer.produce(self.source, key=b"key-%d" % (number % KEYS), value=b"%d" % number)
         assert producer.flush(20) == 0
 
     def by_key(self, topic: str | None = None) -> dict[bytes, list[int]]:
-        found: dict[bytes, list[int]] = {}
+        numbers: dict[bytes, list[int]] = {}
         for records in written(self.bootstrap, topic or self.target).values():
             for record in records:
                 assert record.key is not None and record.value is not None
-                found.setdefault(record.key, []).append(int(record.value))
-        return found
+                numbers.setdefault(record.key, []).append(int(record.value))
+        return numbers
 
 
 def written(bootstrap: str, topic: str) -> dict[int, list[Record]]:
-    """The records of each partition, as a reader of committed ones sees them."""
+    """Return the records of each partition that a read_committed consumer sees."""
     with Cluster(bootstrap) as cluster:
         ends = cluster.list_offsets(topic, dict.fromkeys(cluster.require_topic(topic).partitions, LATEST))
         return {
@@ -93,17 +93,17 @@ def expected(count: int) -> dict[bytes, list[int]]:
     return {b"key-%d" % key: list(range(key, count, KEYS)) for key in range(min(KEYS, count))}
 
 
-def noted_pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes the driver takes from the executors at a time, from now on."""
+def recorded_pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the bytes of each pull of the driver from the executors from now on."""
     pulls: list[int] = []
     by_position = kafka_rows._by_position
 
-    def noted(table: Any) -> dict[int, memoryview]:
-        found = by_position(table)
-        pulls.append(sum(map(len, found.values())))
-        return found
+    def recording(table: Any) -> dict[int, memoryview]:
+        blobs = by_position(table)
+        pulls.append(sum(map(len, blobs.values())))
+        return blobs
 
-    monkeypatch.setattr(kafka_rows, "_by_position", noted)
+    monkeypatch.setattr(kafka_rows, "_by_position", recording)
     return pulls
 
 
@@ -115,13 +115,13 @@ def copy(spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, chec
     return copy
 
 
-def test_batches_that_spark_repeats_are_there_once(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_batches_are_written_once(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     copy.produce(0, 300)
     copy.run()
     copy.forget_last_commit()
     copy.produce(300, 3000)
-    # What is there now is more than ten times what the driver may hold.
-    pulls = noted_pulls(monkeypatch)
+    # The new records are more than ten times the driver's budget.
+    pulls = recorded_pulls(monkeypatch)
     copy.run(sink=copy.sink(driver_bytes=4096, batch_bytes=1024))
     assert sum(pulls) > 10 * 4096 >= 10 * max(pulls)
     assert copy.by_key() == expected(3000)
@@ -145,7 +145,7 @@ def test_stateful_query_continues_after_skipped_batch(copy: Copy) -> None:
 def in_topic(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str
 ) -> Callable[..., dict[int, list[Record]]]:
-    """Writes rows at least once and returns what is in the topic then."""
+    """Return a function that writes rows at least once and returns the topic's records."""
     cluster.create_topic(topic, 4)
 
     def write(rows: DataFrame, **options: Any) -> dict[int, list[Record]]:
@@ -175,30 +175,30 @@ def test_columns_become_records(in_topic: Written, spark: SparkSession, bootstra
         "topic string, more int"
     )
     frame = spark.createDataFrame([(*row, 1) for row in rows], schema).coalesce(1)
-    found = in_topic(frame, compression="zstd")
-    assert found[2][0][1:] == (1_767_323_045_678, b"key", b"value", (("a", b"1"), ("a", None)))
-    (tombstone,) = [record for record in found[partition_for_key(b"key", 4)] if record.value is None]
+    records = in_topic(frame, compression="zstd")
+    assert records[2][0][1:] == (1_767_323_045_678, b"key", b"value", (("a", b"1"), ("a", None)))
+    (tombstone,) = [record for record in records[partition_for_key(b"key", 4)] if record.value is None]
     assert (tombstone.timestamp_ms, tombstone.headers) == (1_767_323_045_678, ())
-    (keyless,) = [record for records in found.values() for record in records if record.key is None]
+    (keyless,) = [record for held in records.values() for record in held if record.key is None]
     assert keyless.value == b"no key" and keyless.timestamp_ms > 1_767_323_045_678
-    # The topic from the column, the partition from an expression, and nothing else of the row.
+    # The topic comes from a column and the partition from an expression.
     values = frame.select(F.lit(topic).alias("topic"), "value", F.lit(5).alias("number"))
     in_topic(values, topic=None, partitioner=F.col("number") % 4, mode="none")
 
     def more() -> list[int]:
         again = written(bootstrap, topic)
-        return [len(again[partition]) - len(found[partition]) for partition in range(4)]
+        return [len(again[partition]) - len(records[partition]) for partition in range(4)]
 
-    # A leader that acknowledges alone does so before it has synced what nobody reads until then.
+    # Without acks the records become readable only after the leader's next sync.
     eventually(lambda: more() == [0, 3, 0, 0])
     assert more() == [0, 3, 0, 0]
 
 
 def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: SparkSession, cluster: Cluster) -> None:
     def refused(rows: DataFrame, **options: Any) -> str:
-        with pytest.raises(SinkStopped) as told:
+        with pytest.raises(SinkStopped) as raised:
             in_topic(rows, **options)
-        return str(told.value)
+        return str(raised.value)
 
     large = spark.createDataFrame([("small", "x"), ("large", "x" * 1_100_000)], "key string, value string")
     assert "with key b'large' cannot be written: a record of 11000" in refused(large)
@@ -211,7 +211,7 @@ def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: Spark
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"compression": "brotli"}, "none, gzip, snappy, lz4, zstd"),
         ({"mode": "twice"}, "exactly-once, at-least-once, none"),
@@ -221,15 +221,15 @@ def test_rows_that_cannot_be_written_are_refused(in_topic: Written, spark: Spark
         ({"checkpoint": "/x", "driver_bytes": 100}, "driver_bytes 100"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(WrongOption, match=sentence):
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongOption, match=message):
         kafka_sink("localhost:1", topic="t", **options)
 
 
-def test_the_example_copies_a_topic(
+def test_example_copies_a_topic(
     copy: Copy, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, whose Spark session it finds and uses."""
+    """The example runs in this process and uses its Spark session."""
     cluster.create_topic(f"{copy.source}-copy", 2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [EXAMPLE, copy.bootstrap, copy.source])
@@ -237,19 +237,19 @@ def test_the_example_copies_a_topic(
         copy.produce({20: 0, 50: 20}[end], end)
         runpy.run_path(str(ROOT / EXAMPLE))
         assert "each record once" in capsys.readouterr().out
-        # Keys as they were, and each value in capitals: digits stay what they are.
+        # The example converts values to upper case, which leaves digits unchanged.
         assert copy.by_key(f"{copy.source}-copy") == expected(end)
-    asked = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=60, check=False)
-    assert (asked.returncode, asked.stderr) == (2, f"usage: python {EXAMPLE} HOST:PORT TOPIC\n")
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, f"usage: python {EXAMPLE} HOST:PORT TOPIC\n")
 
 
 def test_every_option_is_on_the_page() -> None:
     page = (ROOT / "docs" / "kafka-sink.md").read_text()
     options = page[page.index("## Options") : page.index("## How it works")]
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \|", options, re.MULTILINE)
-    told = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    documented = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
     parameters = inspect.signature(kafka_sink).parameters
-    assert parameters.keys() <= told.keys()
+    assert parameters.keys() <= documented.keys()
     for name in (
         "mode",
         "name",
@@ -259,12 +259,12 @@ def test_every_option_is_on_the_page() -> None:
         "transaction_timeout_ms",
         "marker_topic",
     ):
-        assert told[name] == f"`{parameters[name].default}`" or told[name] == str(parameters[name].default)
+        assert documented[name] == f"`{parameters[name].default}`" or documented[name] == str(parameters[name].default)
     assert kafka_steps.table() in page
 
 
 def planned(directory: Path, number: int) -> str:
-    """A checkpoint as Spark leaves it when it has planned batch `number` of one partition; its location."""
+    """Write a checkpoint in which Spark has planned batch `number` of one partition; return its location."""
     files = {} if (directory / "metadata").exists() else {"metadata": f'{{"id":"{uuid.uuid4()}"}}'}
     for batch in range(number + 1):
         files[f"offsets/{batch}"] = f'v1\n{{}}\n{{"in":{{"0":{10 * batch}}}}}'
@@ -293,7 +293,7 @@ def test_checkpoint_is_synced_before_writing(
     for _ in range(2):
         sink(rows, 1)
     assert [record.value for record in written(bootstrap, topic)[0]] == [b"x"]
-    # The topic has grown: keys would move. Apache Kafka shows it a moment later.
+    # With more partitions, keys would move. Apache Kafka shows the new count a moment later.
     Admin(cluster).create_partitions(topic, 3)
     eventually(lambda: len(cluster.require_topic(topic).partitions) == 3)
     planned(checkpoint, 2)
@@ -313,19 +313,19 @@ def _not_synced(_checkpoint: LocalCheckpoint, number: int) -> None:
 def test_changed_encoded_rows_are_detected(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when an executor is gone with its blocks, and its rows come in another order the next time."""
+    """The changed checksum stands for lost blocks whose rows were encoded again in another order."""
     cluster.create_topic(topic, 1)
     sink = kafka_sink(bootstrap, topic=topic, checkpoint=planned(checkpoint, 0), compression="lz4")
     summaries: list[list[dict[str, Any]]] = []
     read = EncodedFrame._rows
 
     def another(frame: EncodedFrame) -> list[dict[str, Any]]:
-        found = read(frame)
-        if not any(found is known for known in summaries):
-            summaries.append(found)
+        summary = read(frame)
+        if not any(summary is known for known in summaries):
+            summaries.append(summary)
             if len(summaries) == 1:
-                found[0]["crc"] ^= 1
-        return found
+                summary[0]["crc"] ^= 1
+        return summary
 
     monkeypatch.setattr(EncodedFrame, "_rows", another)
     sink(spark.sql("select string(id) as value from range(10)").coalesce(1), 0)
@@ -336,27 +336,30 @@ def test_changed_encoded_rows_are_detected(
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Of each batch the bytes that came with the job that encoded it, -1 for too few; None where that was not tried."""
-    found: list[int | None] = []
+    """Record for each batch the bytes returned by the encoding job itself.
+
+    -1 stands for an incomplete return, None for a batch for which it was not tried.
+    """
+    sizes: list[int | None] = []
     give = EncodedFrame._encoded_at_once
 
-    def noted(frame: EncodedFrame) -> Any:
+    def recording(frame: EncodedFrame) -> Any:
         table = give(frame)
         held = -1 if frame._held is None else sum(map(len, frame._held.values()))
-        found.append(None if frame._share is None else held)
+        sizes.append(None if frame._share is None else held)
         return table
 
-    monkeypatch.setattr(EncodedFrame, "_encoded_at_once", noted)
-    return found
+    monkeypatch.setattr(EncodedFrame, "_encoded_at_once", recording)
+    return sizes
 
 
-def test_only_larger_batches_come_in_parts(
+def test_only_large_batches_come_in_parts(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, at_once: list[int | None]
 ) -> None:
     cluster.create_topic(topic, 1)
     sink = kafka_sink(bootstrap, topic=topic, checkpoint=planned(checkpoint, 0), driver_bytes=4096, batch_bytes=1024)
-    # Numbers and tasks. A number is a record of some ten bytes: of two tasks 40 are far below what the driver holds,
-    # 300 near it, 5,000 beyond it; 20 tasks are more than there were so far, each with a header of 61 bytes.
+    # Records and tasks of each batch. A record has some ten bytes, so from two tasks 40 are far below the driver's
+    # budget, 300 near it and 5,000 above it. 20 tasks are more than before, each with a header of 61 bytes.
     batches = ((40, 2), (0, 2), (40, 2), (300, 2), (300, 2), (40, 2), (5_000, 2), (40, 2), (40, 20), (40, 20), (40, 2))
     for number, (count, tasks) in enumerate(batches):
         planned(checkpoint, number)
@@ -373,7 +376,7 @@ def test_next_driver_continues_after_a_kill(copy: Copy, java_home: str, tmp_path
     copy.produce(0, 500)
     die(copy, java_home, tmp_path, "before EndTxn", 3)
     assert "Python worker exited unexpectedly" in (tmp_path / "driver.log").read_text(), "each task died once"
-    # Batch 0 has no rows, batch 1 is there, and nothing of batch 2 can be seen.
+    # Batch 0 has no rows, batch 1 is committed, and batch 2 is not visible.
     assert 90 < sum(map(len, written(copy.bootstrap, copy.target).values())) < 110
     copy.run()
     assert copy.by_key() == expected(500)

@@ -1,5 +1,7 @@
-"""The sink with real Spark and a real Valkey. The checkpoint's files are written by hand, so that any batch can be
-repeated, or be cut off after any of its writes."""
+"""The Redis sink with real Spark and a real Valkey.
+
+The tests write the checkpoint's files themselves, so that any batch can be repeated or end after any of its writes.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -61,13 +63,13 @@ def redis_client(redis_server: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every batch is cut into chunks, of some ten rows."""
+    """Cut every batch into chunks of some ten rows."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
 
 
 class Sinks:
-    """Makes sinks as successive starts of one query do, and closes them."""
+    """Sinks of successive starts of one query."""
 
     def __init__(self, url: str, files: SparkFiles, spark: SparkSession) -> None:
         self.url, self.files, self.spark = url, files, spark
@@ -109,14 +111,14 @@ class Sinks:
         return self.spark.createDataFrame(table)
 
     def rebuild(self, missing: MissingRanges) -> DataFrame:
-        """Rows of the batches in these ranges, ten offsets each, as the log has them."""
+        """Return the rows of the batches in these ranges, ten offsets each, as the log has them."""
         self.rebuilt.append(missing)
         (part,) = missing.ranges
         numbers = range(part.begin // 10 + 1, part.end // 10 + 1)
         return self.rows([row for number in numbers for row in added(number)])
 
     def batch(self, sink: RedisSink, number: int, rows: Rows | None = None) -> None:
-        """Spark's part of a batch up to the commit; `rows` default to what `added` says."""
+        """Run a batch as Spark does, up to its commit; `rows` default to those of `added`."""
         self.files.plan(number, {"clicks": {"0": number * 10}})
         sink(self.rows(added(number) if rows is None else rows), number)
 
@@ -134,7 +136,7 @@ def sinks(redis_client: Any, redis_server: Any, files: SparkFiles, spark: SparkS
 
 
 def added(number: int) -> Rows:
-    """40 users, each in two rows of every batch after the first; one count of 0; two bad events a batch."""
+    """Return the rows of a batch: 20 users in two rows each, 20 users of this batch alone, two bad events."""
     if number == 0:
         return []
     rows = [("count", f"user {user}".encode(), number) for user in range(20) for _ in range(2)]
@@ -162,7 +164,7 @@ def assert_counted(client: Any, batches: int, *, repaired: bool = False) -> None
     assert client.lrange("{counts}:dead", 0, -1) == dead[::-1][:3]
     history = [json.loads(entry) for entry in client.lrange("{counts}:history", 0, -1)]
     numbers = [entry["batch"] for entry in history][::-1]
-    assert numbers == (sorted(set(numbers)) if repaired else list(range(batches)))  # A repair is one entry or two.
+    assert numbers == (sorted(set(numbers)) if repaired else list(range(batches)))  # A repair has one or two entries.
     assert history[0]["events"] == (10 if batches > 1 else 0)
     assert history[0]["offsets"] == {"0": (batches - 1) * 10}
 
@@ -174,21 +176,21 @@ def marker_of(client: Any) -> dict[str, str]:
 def test_small_batches(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1, 2)
     assert_counted(redis_client, 3)
-    found = marker_of(redis_client)
-    assert found["chunks"] == "0"
-    assert (found["batch"], found["complete"], found["owner"], found["settled"]) == ("2", "1", "1", "2")
-    assert json.loads(found["ranges"]) == {"clicks": {"0": [10, 20]}}
-    assert json.loads(found["since"]) == {"clicks": {"0": 0}}
-    assert int(found["finished_ms"]) - int(found["started_ms"]) >= int(found["duration_ms"]) >= 0
+    marker = marker_of(redis_client)
+    assert marker["chunks"] == "0"
+    assert (marker["batch"], marker["complete"], marker["owner"], marker["settled"]) == ("2", "1", "1", "2")
+    assert json.loads(marker["ranges"]) == {"clicks": {"0": [10, 20]}}
+    assert json.loads(marker["since"]) == {"clicks": {"0": 0}}
+    assert int(marker["finished_ms"]) - int(marker["started_ms"]) >= int(marker["duration_ms"]) >= 0
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_batches_of_chunks(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     assert_counted(redis_client, 2)
-    found = marker_of(redis_client)
-    assert (found["chunks"], found["done"], found["complete"]) == (str(CHUNKS), str(CHUNKS), "1")
-    assert not [name for name in found if name.startswith("chunk:")]
+    marker = marker_of(redis_client)
+    assert (marker["chunks"], marker["done"], marker["complete"]) == (str(CHUNKS), str(CHUNKS), "1")
+    assert not [name for name in marker if name.startswith("chunk:")]
 
 
 def test_repeated_batch_is_only_read(sinks: Sinks, redis_client: Any) -> None:
@@ -219,12 +221,12 @@ def test_checkpoint_is_synced_before_writing(sinks: Sinks, redis_client: Any, mo
         patch.setattr(LocalCheckpoint, "prepare", broken)
         with pytest.raises(CheckpointNotSynced):
             sinks.batch(sinks.start(), 1)
-    # The start has taken the owner epoch, and nothing else.
+    # The start has only increased the owner epoch.
     assert marker_of(redis_client) == before | {"owner": "2"}
 
 
 class Killed(Exception):
-    """The driver ends here."""
+    """The end of the driver."""
 
 
 def kill_before(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -239,7 +241,7 @@ def kill_before(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 
 def only_chunks(monkeypatch: pytest.MonkeyPatch, chunks: Sequence[int]) -> None:
-    """The driver ends when these chunks of the batch are written."""
+    """End the driver after these chunks of the batch are written."""
     real = redis_chunks.write_chunks
 
     def write(sums: DataFrame, writer: Any, **options: Any) -> None:
@@ -261,7 +263,7 @@ KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("kill", KILLS)
-def test_a_killed_batch_is_finished_once(
+def test_killed_batch_is_finished_once(
     sinks: Sinks, redis_client: Any, kill: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinks.run(sinks.start(), 0)
@@ -270,7 +272,7 @@ def test_a_killed_batch_is_finished_once(
         KILLS[kill](patch)
         with pytest.raises(Killed):
             sinks.batch(sink, 1)
-    # The rows come in another order and layout, as Spark may hand them over.
+    # The rows have another order and layout, as Spark allows.
     sink = sinks.start()
     sinks.batch(sink, 1, list(added(1))[::-1])
     assert_counted(redis_client, 2)
@@ -278,7 +280,7 @@ def test_a_killed_batch_is_finished_once(
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_an_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
     monkeypatch.setattr(redis_chunks, "chunks_for", lambda rows, size: 12)
@@ -292,7 +294,7 @@ def test_older_start_stops_after_a_later_one(sinks: Sinks, redis_client: Any, mo
     older = sinks.start()
     sinks.run(older, 0)
     with monkeypatch.context() as patch:
-        # As on storage without locks: the later start does not see that the older one is alive.
+        # As on storage without locks: the later start cannot detect that the older one runs.
         patch.setattr(checkpoint_lock, "_held", {})
         patch.setattr("onceflow.spark.sink.take_lock", lambda *_, **__: None)
         later = sinks.start(close_others=False)
@@ -313,14 +315,14 @@ def test_wrong_value_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     redis_client.hset("counts", "user 7", value)
     after_first = None
-    for _ in range(3):  # restarts
+    for _ in range(3):  # Restarts.
         sink = sinks.start()
         with pytest.raises(IncompatibleData, match=f"field 'user 7' of counts in Redis has reached {value}"):
             sinks.batch(sink, 2)
         assert isinstance(sink.failure, IncompatibleData)
-        found = redis_client.hgetall("counts")
-        assert after_first in (None, found)
-        after_first = found
+        counts = redis_client.hgetall("counts")
+        assert after_first in (None, counts)
+        after_first = counts
     assert redis_client.hget("counts", "user 7") == value.encode()
     redis_client.hset("counts", "user 7", "2")
     sinks.run(sinks.start(), 2)
@@ -396,7 +398,7 @@ def test_rolled_back_redis_stops_the_query(sinks: Sinks, redis_client: Any) -> N
 
 
 class Past:
-    """Keeps all keys as they are, and puts them back."""
+    """A copy of all keys, which can be restored."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -458,12 +460,12 @@ def test_rollback_during_a_batch_is_repaired(sinks: Sinks, redis_client: Any, mo
     past = Past(redis_client)
     sink = sinks.start(rebuild=sinks.rebuild)
     sinks.run(sink, 2, 3)
-    real, gone = redis_scripts.run, list[str]()
+    real, restored = redis_scripts.run, list[str]()
 
     def run(client: Any, name: str, *arguments: Any) -> list[str]:
-        if name == "whole" and not gone:
-            gone.append(name)
-            past.restore()  # The owner of before, too.
+        if name == "whole" and not restored:
+            restored.append(name)
+            past.restore()  # Also the previous owner.
         return real(client, name, *arguments)
 
     monkeypatch.setattr(redis_scripts, "run", run)
@@ -471,8 +473,8 @@ def test_rollback_during_a_batch_is_repaired(sinks: Sinks, redis_client: Any, mo
     assert_counted(redis_client, 5, repaired=True)
 
 
-def test_what_cannot_be_repaired_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
-    def gone(missing: MissingRanges) -> DataFrame:
+def test_impossible_repair_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
+    def trimmed(missing: MissingRanges) -> DataFrame:
         raise DataLost(f"{missing.ranges[0]} is missing from the log")
 
     sink = sinks.start()
@@ -484,7 +486,7 @@ def test_what_cannot_be_repaired_stops_the_query(sinks: Sinks, redis_client: Any
     with pytest.raises(
         RepairFailed, match=r"lost batches: marker .* is at batch 1 .*cannot be counted again \(clicks-0 \[10, 20\)"
     ):
-        sinks.start(rebuild=gone).open(sinks.spark)
+        sinks.start(rebuild=trimmed).open(sinks.spark)
     unreadable = F.raise_error(F.lit("no such record")).cast("bigint").alias("amount")
     failing = sinks.start(rebuild=lambda missing: sinks.rebuild(missing).select("target", "field", unreadable))
     with pytest.raises(RepairFailed, match="no such record"):
@@ -518,15 +520,15 @@ def test_check_is_retried_and_keeps_its_failure(
 
     def moved(*_arguments: Any) -> None:
         monkeypatch.setattr(sink.target, "repair", repair)
-        raise redis_scripts.MarkerMoved("the marker went back once more")
+        raise redis_scripts.MarkerMoved("the marker was rolled back again")
 
     monkeypatch.setattr(sink.target, "repair", moved)
     sink.check()
     assert_counted(redis_client, 3, repaired=True)
     redis_client.flushall()
-    with pytest.raises(MarkerRefused) as told:
+    with pytest.raises(MarkerRefused) as raised:
         sink.check()
-    assert sink.failure is told.value
+    assert sink.failure is raised.value
 
 
 def test_check_may_run_during_a_batch(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,10 +537,10 @@ def test_check_may_run_during_a_batch(sinks: Sinks, redis_client: Any, monkeypat
     read = sink.target.read
 
     def read_slowly() -> Any:
-        found = read()
+        marker = read()
         monkeypatch.setattr(sink.target, "read", read)
         sinks.run(sink, 1)
-        return found
+        return marker
 
     monkeypatch.setattr(sink.target, "read", read_slowly)
     sink.check()
@@ -565,7 +567,7 @@ def test_unreachable_redis_has_one_message(
     assert_counted(redis_pool.client(server.url), 2)
 
 
-def test_redis_that_may_drop_keys_is_refused(sinks: Sinks, redis_client: Any) -> None:
+def test_redis_that_evicts_keys_is_refused(sinks: Sinks, redis_client: Any) -> None:
     redis_client.config_set("maxmemory-policy", "allkeys-lru")
     sink = sinks.start()
     try:
@@ -597,9 +599,9 @@ def test_redis_without_sync_is_warned_about(
 
 
 @pytest.mark.parametrize(
-    ("since", "setting", "told"),
+    ("since", "setting", "is_warned"),
     [((99, 0, 0), "yes", True), ((99, 0, 0), "no", False), ((), "yes", False)],
-    ids=["leaves it", "does not start", "takes it off"],
+    ids=["keeps a torn script", "does not start with one", "truncates it"],
 )
 def test_redis_keeping_torn_scripts_is_warned_about(
     sinks: Sinks,
@@ -608,16 +610,16 @@ def test_redis_keeping_torn_scripts_is_warned_about(
     monkeypatch: pytest.MonkeyPatch,
     since: tuple[int, ...],
     setting: str,
-    told: bool,
+    is_warned: bool,
 ) -> None:
-    """As Redis 7.0 and Valkey 9.1.1 do: tests/compat/test_redis_itself.py."""
+    """Redis 7.0 and Valkey 9.1.1 keep them; tests/compat/test_redis_itself.py shows it."""
     monkeypatch.setattr(redis_target, "WHOLE_TAILS_SINCE", since)
     redis_client.config_set("aof-load-truncated", setting)
     try:
         sinks.start().open(sinks.spark)
     finally:
         redis_client.config_set("aof-load-truncated", "yes")
-    assert ("has aof-load-truncated 'yes': if a power cut tears a script" in caplog.text) is told
+    assert ("has aof-load-truncated 'yes': if a power cut tears a script" in caplog.text) is is_warned
 
 
 def test_two_sinks_cannot_share_a_checkpoint(sinks: Sinks) -> None:
@@ -641,7 +643,7 @@ def test_two_sinks_cannot_share_a_marker(sinks: Sinks, redis_client: Any) -> Non
         sinks.start(name="other").open(sinks.spark)
     remedies.find(Remedy.FORMER_NAME, raised.value)
     sinks.start().open(sinks.spark)
-    # A marker of before says nothing of its sink.
+    # Earlier markers do not name their sink.
     redis_client.hdel("{counts}:onceflow", "sink")
     sinks.run(sinks.start(), 1)
     assert_counted(redis_client, 2)
@@ -651,7 +653,7 @@ def test_two_sinks_cannot_share_a_marker(sinks: Sinks, redis_client: Any) -> Non
 def test_sums_determine_the_number_of_scripts(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch, sums_max: int
 ) -> None:
-    """63 rows of a batch, as tasks that summed for themselves hand them over, are 43 that are written."""
+    """A batch of 63 rows, summed only within tasks, has 43 sums to write."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", sums_max)
     sinks.run(sinks.start(), 0, 1)
     assert_counted(redis_client, 2)

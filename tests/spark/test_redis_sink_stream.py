@@ -1,4 +1,4 @@
-"""Source, Spark and sink together: what Spark repeats after a crash is counted once."""
+"""Source, Spark and Redis sink together: batches repeated after a crash are counted once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +21,13 @@ Send = Any
 
 
 def to_rows(events: DataFrame) -> DataFrame:
-    """One more for each event's value."""
+    """Return rows that count each value."""
     one = F.lit(1).cast("bigint").alias("amount")
     return events.select(F.lit("count").alias("target"), F.col("value").alias("field"), one)
 
 
 class Job:
-    """One query on one topic, started again and again on one checkpoint."""
+    """A query on one topic, restarted on one checkpoint."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, topic: str, url: str, checkpoint: Path) -> None:
         self.spark, self.bootstrap, self.topic, self.url, self.checkpoint = spark, bootstrap, topic, url, checkpoint
@@ -40,7 +40,7 @@ class Job:
         return to_rows(self.events())
 
     def stateful(self) -> DataFrame:
-        """Each value once, which Spark remembers in state files beside the checkpoint's other files."""
+        """Count each distinct value once, by Spark's state."""
         return to_rows(self.events().dropDuplicates(["value"]))
 
     def sink(self, checkpoint: Path | None = None, **options: Any) -> RedisSink:
@@ -55,7 +55,7 @@ class Job:
         )
 
     def run(self, rows: DataFrame, sink: RedisSink | None = None) -> None:
-        """Counts what is there now, and ends."""
+        """Count the records that are in the topic, and end."""
         sink = sink or self.sink()
         try:
             sink.open(self.spark)
@@ -66,13 +66,13 @@ class Job:
             sink.close()
 
     def forget_last_commit(self) -> None:
-        """As after a crash between the sink's write and Spark's commit."""
+        """Delete the last commit, as after a crash between the sink's write and Spark's commit."""
         commits = self.checkpoint / "commits"
         (commits / str(max(int(path.name) for path in commits.iterdir() if path.name.isdecimal()))).unlink()
 
     def counts(self) -> dict[bytes, int]:
-        found: Any = redis_pool.client(self.url).hgetall(self.topic)
-        return {field: int(value) for field, value in found.items()}
+        counts: Any = redis_pool.client(self.url).hgetall(self.topic)
+        return {field: int(value) for field, value in counts.items()}
 
 
 @pytest.fixture
@@ -84,13 +84,13 @@ def job(
     redis_pool.close()
 
 
-def test_batches_that_spark_repeats_are_counted_once(job: Job, send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_batches_are_counted_once(job: Job, send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     send(["a", "b", "a"])
     job.run(job.counted())
     assert job.counts() == {b"a": 2, b"b": 1}
     job.forget_last_commit()
     send(["a", "c"], partition=1)
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 1)  # what is new comes in chunks
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 1)  # New rows are written in chunks.
     job.run(job.counted())
     assert job.counts() == {b"a": 3, b"b": 1, b"c": 1}
 

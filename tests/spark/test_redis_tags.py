@@ -1,4 +1,4 @@
-"""One sink over several hash tags, with real Spark, on a server alone and on a real cluster."""
+"""One sink over several hash tags, with real Spark, on a single server and on a real cluster."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
 from tests.spark.redis.test_cluster import cluster
 from tests.spark.redis_servers import RedisCluster
-from tests.spark.redis_steps import noting_rows
+from tests.spark.redis_steps import recording_rows
 
 __all__ = ["cluster"]
 
@@ -43,7 +43,7 @@ ROW = pa.schema([("target", pa.string()), ("field", pa.binary()), ("amount", pa.
 
 
 class Counting:
-    """A query's batches: user u is counted u+number times in batch `number`; `start` makes the sink of one start."""
+    """A query whose batch `number` counts user u (u + number) times; `start` makes the sink of one start."""
 
     def __init__(self, url: str, hash_key: str, files: SparkFiles, spark: SparkSession) -> None:
         self.url, self.hash_key, self.files, self.spark = url, hash_key, files, spark
@@ -72,8 +72,8 @@ class Counting:
             self.sink = None
 
     def rows(self, numbers: Sequence[int]) -> DataFrame:
-        found = [("count", b"user %d" % user, user + number) for number in numbers for user in range(USERS)]
-        return self.rows_of([*found, *(("last", b"batch %d" % number, number) for number in numbers)])
+        counts = [("count", b"user %d" % user, user + number) for number in numbers for user in range(USERS)]
+        return self.rows_of([*counts, *(("last", b"batch %d" % number, number) for number in numbers)])
 
     def rows_of(self, rows: Sequence[tuple[str, bytes | None, int]]) -> DataFrame:
         return self.spark.createDataFrame(
@@ -101,18 +101,18 @@ class Counting:
         return tagged_key(self.hash_key, tag)
 
     def batches(self, tags: int = TAGS) -> list[int]:
-        """Of each tag's marker."""
+        """Return the batch of each tag's marker."""
         return [int(self.client(tag).hget(f"{self.key(tag)}:onceflow", "batch")) for tag in range(tags)]
 
     def assert_counted(self, batches: int, tags: int = TAGS) -> None:
-        """All batches below that number, each field where `tag_of` says."""
-        found: dict[bytes, int] = {}
+        """Assert that the batches below `batches` are counted, each field in its tag."""
+        totals: dict[bytes, int] = {}
         for tag in range(tags):
             counts = {field: int(value) for field, value in self.client(tag).hgetall(self.key(tag)).items()}
             assert {tag_of(field, tags) for field in counts} <= {tag}
-            found |= counts
+            totals |= counts
         numbers = range(1, batches)
-        assert found == {b"user %d" % user: sum(user + number for number in numbers) for user in range(USERS)}
+        assert totals == {b"user %d" % user: sum(user + number for number in numbers) for user in range(USERS)}
 
 
 @pytest.fixture
@@ -144,15 +144,15 @@ def _files(directory: Path) -> SparkFiles:
         ("x{shop}{y}", "x{shop/3}{y}"),
     ],
 )
-def test_a_key_in_a_tag(key: str, name: str) -> None:
+def test_key_with_a_tag(key: str, name: str) -> None:
     assert tagged_key(key, 3) == name
 
 
 def test_spark_and_readers_find_the_same_tag(spark: SparkSession) -> None:
     fields = [b"", b"a", b"\xff\x00", b"user 7", "ü".encode() * 40]
     frame = spark.createDataFrame(pa.table({"field": pa.array(fields, pa.binary())}))
-    found = [row.tag for row in frame.selectExpr("crc32(field) % 7 AS tag").collect()]
-    assert found == [tag_of(field, 7) for field in fields]
+    tags = [row.tag for row in frame.selectExpr("crc32(field) % 7 AS tag").collect()]
+    assert tags == [tag_of(field, 7) for field in fields]
 
 
 def test_counts_are_on_all_masters(cluster: RedisCluster, tmp_path: Path, spark: SparkSession) -> None:
@@ -160,7 +160,7 @@ def test_counts_are_on_all_masters(cluster: RedisCluster, tmp_path: Path, spark:
     counting.start(tags=9).open(spark)
     counting.run(0, 1, 2)
     counting.assert_counted(3, 9)
-    assert counting.batches(9) == [2] * 9, "those without rows too"
+    assert counting.batches(9) == [2] * 9, "also of tags without rows"
     assert {cluster.owner_of(counting.key(tag)).port for tag in range(9)} == {node.port for node in cluster.masters}
     counting.close()
 
@@ -177,14 +177,14 @@ def test_interrupted_batch_is_written_to_other_tags(counting: Counting, monkeypa
     counting.start()
     counting.run(2, 3)
     counting.assert_counted(4)
-    # Whole, and not yet committed: all tags skip it.
+    # The batch is complete but not committed, so all tags skip it.
     counting.start()
     counting.run(3, 4)
     counting.assert_counted(5)
 
 
 @pytest.mark.parametrize("tags", [TAGS - 1, TAGS + 1])
-def test_another_number_of_tags_is_refused(counting: Counting, tags: int) -> None:
+def test_changed_number_of_tags_is_refused(counting: Counting, tags: int) -> None:
     counting.start()
     counting.run(0, 1)
     refused = f"is of plan 'users tag 0 of {TAGS}' and this job is 'users tag 0 of {tags}': start it with the previous"
@@ -198,7 +198,7 @@ def test_another_number_of_tags_is_refused(counting: Counting, tags: int) -> Non
 
 
 def test_partial_batch_is_finished_by_its_version(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version may put an event into a field of another tag."""
+    """Another version might write an event to a field of another tag."""
     sink = counting.start()
     counting.run(0, 1)
     with monkeypatch.context() as broken:
@@ -211,7 +211,7 @@ def test_partial_batch_is_finished_by_its_version(counting: Counting, monkeypatc
     assert counting.batches() == [2, 1, 1]
     counting.start()
     counting.run(2)
-    # A whole one may be followed by another version, and be skipped by it.
+    # After a complete batch, another version is accepted; it skips that batch.
     counting.start(plan_version=2)
     counting.run(2, 3)
     counting.assert_counted(4)
@@ -234,7 +234,7 @@ def test_failed_open_releases_the_checkpoint(counting: Counting, monkeypatch: py
     monkeypatch.setattr(sink.sinks[2], "open", Mock(side_effect=UnsuitableRedis("Redis forgets keys")))
     with pytest.raises(UnsuitableRedis, match="forgets keys"):
         counting.batch(0)
-    counting.sink = None  # Nobody closes it.
+    counting.sink = None  # The failed sink is not closed.
     counting.start()
     counting.run(0, 1)
     counting.assert_counted(2)
@@ -257,7 +257,7 @@ def test_losses_of_one_tag_are_repaired(counting: Counting) -> None:
     counting.run(5)
     for name, value in before.items():
         client.restore(name, 0, value, replace=True)
-    # While the query runs it is noticed by a check.
+    # While the query runs, a check notices the loss.
     assert counting.sink is not None
     counting.sink.check()
     assert counting.batches() == [5] * TAGS
@@ -273,7 +273,7 @@ def test_row_without_a_field_is_refused(counting: Counting) -> None:
     counting.assert_counted(2)
 
 
-def test_beside_another_sink(counting: Counting, spark: SparkSession, tmp_path: Path) -> None:
+def test_tagged_sink_beside_another(counting: Counting, spark: SparkSession, tmp_path: Path) -> None:
     other = RedisSink(
         counting.url,
         hash_key=f"{counting.hash_key}-all",
@@ -287,7 +287,10 @@ def test_beside_another_sink(counting: Counting, spark: SparkSession, tmp_path: 
         for number in (0, 1, 1, 2):
             counting.files.plan(number, {"clicks": {"0": number * 10}})
             sinks(
-                counting.rows([number] if number else []).mapInArrow(noting_rows(read), _COLUMNS), number, tagged, other
+                counting.rows([number] if number else []).mapInArrow(recording_rows(read), _COLUMNS),
+                number,
+                tagged,
+                other,
             )
             counting.files.commit(number)
     finally:
@@ -322,7 +325,7 @@ def test_reset_forgets_every_tag(counting: Counting) -> None:
     assert not (counting.files.directory / "metadata").exists()
 
 
-def test_options_that_cannot_be_meant(redis_server: RedisProcess) -> None:
+def test_invalid_tag_options_are_refused(redis_server: RedisProcess) -> None:
     for tags in (0, 1, 257):
         with pytest.raises(WrongOption, match=f"tags {tags}: must be 2 to 256"):
             TaggedRedisSink(redis_server.url, tags=tags, hash_key="h", checkpoint="c")

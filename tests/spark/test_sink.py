@@ -1,4 +1,4 @@
-"""The life cycle that every sink shares, on a table in memory: who is called when, and what is there afterwards."""
+"""The life cycle shared by all sinks, on a table in memory: the order of calls, and the rows after them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ Fault = Callable[[], None]
 
 
 class Table:
-    """A target that outlives its sinks: rows and proof, changed together."""
+    """A target that outlives its sinks, with rows and a proof."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []
@@ -30,7 +30,7 @@ class Table:
 
 
 class TableSink(Sink):
-    """`faults` are raised at the named steps, each once; "after commit" is behind it."""
+    """A sink that raises each of `faults` once, at its step; "committed" is after the commit."""
 
     def __init__(self, table: Table, **faults: Exception) -> None:
         self.name = "table"
@@ -45,7 +45,7 @@ class TableSink(Sink):
         self.epoch = self.table.epoch
         return self.table.proof
 
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
         self._step("prepare")
         self.staged = []
 
@@ -104,17 +104,17 @@ def test_repeated_batch_is_written_once() -> None:
 
 @pytest.mark.parametrize("step", ["recover", "prepare", "write", "commit"])
 def test_ended_attempt_is_aborted_and_repeated(step: str) -> None:
-    sink = TableSink(Table(), **{step: AttemptEnded("the line went dead")})
+    sink = TableSink(Table(), **{step: AttemptEnded("the connection was lost")})
     assert write(sink, 0)
-    # What has not recovered has begun nothing.
+    # Without a recovery there is nothing to abort.
     aborted = [] if step == "recover" else ["abort"]
     assert sink.steps == [*ALL[: ALL.index(step) + 1], *aborted, *ALL]
     assert sink.table.rows == rows_of(0)
 
 
 def test_commit_without_response_is_recognised() -> None:
-    sink = TableSink(Table(), committed=CommitUnknown("no answer"))
-    assert write(sink, 0), "the rows have been read"
+    sink = TableSink(Table(), committed=CommitUnknown("no response"))
+    assert write(sink, 0), "the rows were read"
     assert sink.steps == [*ALL, "abort", "recover"]
     assert sink.table.rows == rows_of(0)
 
@@ -142,14 +142,14 @@ def test_other_errors_abort_and_stop_the_query() -> None:
 class Unabortable(TableSink):
     def abort(self) -> None:
         self.steps.append("abort")
-        raise ConnectionError("the target is away")
+        raise ConnectionError("the target is unreachable")
 
 
-def test_an_abort_that_fails_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    sink = Unabortable(Table(), write=AttemptEnded("the line went dead"))
-    assert write(sink, 0), "the attempt that follows is made"
+def test_failed_abort_hides_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Unabortable(Table(), write=AttemptEnded("the connection was lost"))
+    assert write(sink, 0), "the next attempt succeeds"
     assert sink.table.rows == rows_of(0)
-    assert "sink 'table' could not abort; its recovery does so: the target is away" in caplog.text
+    assert "sink 'table' could not abort; its recovery does so: the target is unreachable" in caplog.text
     with pytest.raises(ZeroDivisionError):
         write(Unabortable(sink.table, commit=ZeroDivisionError()), 1)
 
@@ -172,7 +172,7 @@ class _Planned(LocalCheckpoint):
 
 
 class Elsewhere(Checkpoint):
-    """A checkpoint whose storage knows no locks, before the first start of its query."""
+    """An unused checkpoint on storage without locks."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -188,9 +188,9 @@ def test_names_are_unique_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sink, "checkpoint_at", lambda _session, location: Elsewhere(location))
 
     def opened(checkpoint: str, name: str = "kafka") -> ExactlyOnce:
-        made = TableSink(Table())
-        made.name = name
-        started = ExactlyOnce(made, checkpoint=checkpoint)
+        table_sink = TableSink(Table())
+        table_sink.name = name
+        started = ExactlyOnce(table_sink, checkpoint=checkpoint)
         started.open(None)
         return started
 
@@ -199,14 +199,14 @@ def test_names_are_unique_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> Non
         opened("hdfs://host/a")
     others = [opened("hdfs://host/a", "kafka 2"), opened("hdfs://host/b")]
     first.close()
-    for each in (*others, opened("hdfs://host/a")):
-        each.close()
+    for opened_sink in (*others, opened("hdfs://host/a")):
+        opened_sink.close()
 
 
 def test_failed_open_releases_the_checkpoint(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a notebook the name is given to the next attempt, and nobody is left who could close the first."""
+    """A notebook's next attempt has the same variable name, so the failed sink can no longer be closed."""
     refused = TableSink(Table())
     monkeypatch.setattr(refused, "open", Mock(side_effect=SinkStopped("there is no topic clean-vists")))
     with pytest.raises(SinkStopped, match="clean-vists"):
@@ -223,22 +223,22 @@ def test_failed_open_releases_the_checkpoint(
 
 
 def test_sink_is_closed_if_its_lock_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone:
+    class LostLock:
         def release(self) -> None:
-            raise OSError("the lock is gone")
+            raise OSError("the lock is lost")
 
     monkeypatch.setattr(sink, "checkpoint_at", lambda _session, location: Elsewhere(location))
-    monkeypatch.setattr(sink, "take_name", lambda _location, _name: Gone())
+    monkeypatch.setattr(sink, "take_name", lambda _location, _name: LostLock())
     table = TableSink(Table())
     started = ExactlyOnce(table, checkpoint="hdfs://host/c")
     started.open(None)
-    with pytest.raises(OSError, match="the lock is gone"):
+    with pytest.raises(OSError, match="the lock is lost"):
         started.close()
     started.close()
     assert table.steps == ["close", "close"]
 
 
-def test_a_proof_is_text_and_back() -> None:
+def test_proof_survives_its_text_form() -> None:
     table = Table()
     write(TableSink(table), 0)
     assert table.proof is not None

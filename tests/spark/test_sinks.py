@@ -1,4 +1,4 @@
-"""Sinks on the public base with real Spark: the page's own example, and two sinks in one micro-batch."""
+"""Sinks on the public base with real Spark: the example of docs/sinks.md, and two sinks in one micro-batch."""
 
 import contextlib
 import re
@@ -36,7 +36,7 @@ def files(tmp_path: Path) -> SparkFiles:
 
 @pytest.fixture
 def batch(spark: SparkSession, files: SparkFiles) -> Callable[[int], DataFrame]:
-    """Plans a batch as Spark does and makes its rows: none in batch 0, ROWS in every other."""
+    """Return a function that plans a batch as Spark does and returns its rows: none in batch 0, ROWS in others."""
 
     def plan(number: int) -> DataFrame:
         files.plan(number, {"in": {"0": ROWS * number}})
@@ -52,11 +52,11 @@ Batch = Callable[[int], DataFrame]
 
 @pytest.fixture
 def visits(tmp_path: Path, files: SparkFiles) -> Iterator[Callable[[], Any]]:
-    """Makes the page's sink, as successive starts do."""
-    found = re.search(r"```python\n(import contextlib.*?)```", PAGE.read_text(), re.DOTALL)
-    assert found
+    """Return a function that makes the page's sink for the next start."""
+    block = re.search(r"```python\n(import contextlib.*?)```", PAGE.read_text(), re.DOTALL)
+    assert block
     page: dict[str, Any] = {}
-    exec(found[1], page)
+    exec(block[1], page)
     made: list[ExactlyOnce] = []
 
     def start() -> ExactlyOnce:
@@ -64,22 +64,22 @@ def visits(tmp_path: Path, files: SparkFiles) -> Iterator[Callable[[], Any]]:
         return made[-1]
 
     yield start
-    for each in made:
-        each.close()
+    for started in made:
+        started.close()
 
 
 def amounts(path: Path) -> dict[str, int]:
     with contextlib.closing(sqlite3.connect(path)) as database:
-        found = database.execute("SELECT name, amount FROM visits").fetchall()
-    assert len(found) == len(dict(found)), "nothing twice"
-    return dict(found)
+        rows = database.execute("SELECT name, amount FROM visits").fetchall()
+    assert len(rows) == len(dict(rows)), "no row twice"
+    return dict(rows)
 
 
 def expected(batches: int) -> dict[str, int]:
     return {f"user {user}": user // ROWS + 1 for user in range(ROWS * (batches - 1))}
 
 
-def test_the_pages_sink_is_exactly_once(
+def test_documented_sink_is_exactly_once(
     visits: Callable[[], ExactlyOnce], batch: Batch, files: SparkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumed: list[DataFrame] = []
@@ -88,13 +88,13 @@ def test_the_pages_sink_is_exactly_once(
     first(batch(0), 0)
     first(batch(1), 1)
     assert (amounts(tmp_path / "visits.db"), consumed) == (expected(2), [])
-    # Spark was killed before its commit: the same batch comes again, to another start.
+    # Spark was killed before its commit, so the next start gets the same batch.
     first.close()
     second = visits()
     second(batch(1), 1)
     second(batch(2), 2)
     assert (amounts(tmp_path / "visits.db"), len(consumed)) == (expected(3), 1)
-    # The first start was not dead, on storage without locks, and goes on where it stood.
+    # The first start still runs, as storage without locks allows, and tries to commit.
     proof = second.sink.recover("query-1")
     assert proof is not None
     with pytest.raises(SinkStopped, match="a later start of this query writes to visits"):
@@ -102,14 +102,14 @@ def test_the_pages_sink_is_exactly_once(
     second(batch(3), 3)
     assert amounts(tmp_path / "visits.db") == expected(4)
     second.close()
-    # The checkpoint of another query, and one that is older than the data.
+    # The checkpoint of another query is refused.
     (files.directory / "metadata").write_text('{"id":"query-2"}')
     with pytest.raises(MarkerRefused, match="belongs to query query-1 and the checkpoint to query query-2"):
         visits()(batch(4), 4)
 
 
 class Pair:
-    """A Kafka sink and a Redis sink of one query, started again and again."""
+    """A Kafka sink and a Redis sink of one query, over several starts."""
 
     def __init__(self, bootstrap: str, topic: str, url: str, files: SparkFiles) -> None:
         self.bootstrap, self.topic, self.url, self.files = bootstrap, topic, url, files
@@ -125,16 +125,16 @@ class Pair:
         return copy, counts
 
     def close(self) -> None:
-        for each in self.made:
-            each.close()
+        for made in self.made:
+            made.close()
         self.made.clear()
 
     def assert_written(self, batches: int) -> None:
         def values() -> dict[str, int]:
             partitions = written(self.bootstrap, self.topic).values()
-            found = [(record.key, record.value) for held in partitions for record in held]
-            assert len(found) == len(dict(found))
-            return {(key or b"").decode(): int(value or b"") for key, value in found}
+            records = [(record.key, record.value) for held in partitions for record in held]
+            assert len(records) == len(dict(records))
+            return {(key or b"").decode(): int(value or b"") for key, value in records}
 
         eventually(lambda: len(values()) >= ROWS * (batches - 1))
         assert values() == expected(batches)
@@ -168,9 +168,9 @@ def test_driver_killed_between_two_sinks(pair: Pair, batch: Batch, monkeypatch: 
     def write(number: int, *, dies_at: object = None, turned: bool = False) -> None:
         copy, counts = pair.start()
         parts = [(copy, to_records), (counts, to_counts)]
-        for each, _ in parts:
-            if each is dies_at or type(each) is dies_at:
-                monkeypatch.setattr(each.sink, "recover", die)
+        for part, _ in parts:
+            if part is dies_at or type(part) is dies_at:
+                monkeypatch.setattr(part.sink, "recover", die)
         sinks(batch(number), number, *(parts[::-1] if turned else parts))
 
     def die(_query: str) -> None:
@@ -178,21 +178,21 @@ def test_driver_killed_between_two_sinks(pair: Pair, batch: Batch, monkeypatch: 
 
     write(0)
     write(1)
-    # Killed when the first had written batch 2 and the second had not; then the other way round.
+    # The driver is killed after one sink has written the batch and before the other; then in the other order.
     for number, second in ((2, RedisSink), (3, KafkaSink)):
-        # `open` recovers too: killed there, the second sink has seen nothing of the batch.
+        # `open` calls `recover`: a driver killed there has given the second sink nothing of the batch.
         with pytest.raises(Killed):
             write(number, dies_at=second, turned=second is KafkaSink)
         assert not consumed
         write(number)
         pair.assert_written(number + 1)
-    assert not consumed, "one of the two has read the rows each time"
+    assert not consumed, "each time, one of the sinks read the rows"
     write(3)
     pair.assert_written(4)
-    assert len(consumed) == 1, "read once, where both have skipped"
+    assert len(consumed) == 1, "both sinks skipped, so the rows were read once more"
 
 
-def test_a_name_is_given_once(pair: Pair, batch: Batch, cluster: Cluster) -> None:
+def test_sink_name_is_unique(pair: Pair, batch: Batch, cluster: Cluster) -> None:
     copy, counts = pair.start()
     sinks(batch(0), 0, (copy, to_records), (counts, to_counts))
     again: Any = kafka_sink(pair.bootstrap, topic=pair.topic, checkpoint=str(pair.files.directory))

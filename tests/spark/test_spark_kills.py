@@ -1,4 +1,4 @@
-"""Redis and executors are killed -9, again and again, while real Spark writes; then both outputs are recounted."""
+"""Redis and executors are killed -9 repeatedly while real Spark writes; the outputs must be exact."""
 
 import os
 import random
@@ -34,9 +34,9 @@ EXECUTOR_KILLS = 50
 
 
 class KilledRedis:
-    """A query that counts values while its Redis is killed; started again where it stops.
+    """A query that counts values while its Redis is killed, and is restarted when it stops.
 
-    Of the kills `power_cuts` is the part that are power cuts: they take the end of the append-only file, too.
+    `power_cuts` is the share of kills that also truncate the append-only file.
     """
 
     def __init__(self, job: Job, server: RedisProcess, seed: int, power_cuts: float = 0.0) -> None:
@@ -59,7 +59,7 @@ class KilledRedis:
                     else:
                         self._send_and_kill()
                 query.stop()
-                # A query that stopped did so with a sentence of the sink's, and the next start goes on.
+                # A stopped query has an error of the sink; the next start continues.
                 failure = query.exception()
                 assert failure is None or sink.failure is not None or is_too_slow(failure), failure
                 self.stops += sink.failure is not None
@@ -83,7 +83,7 @@ class KilledRedis:
         self.kills += 1
 
     def _send_and_cut_power(self, query: StreamingQuery) -> None:
-        """One or two batches at least that Spark has committed are lost, and what was under way behind them."""
+        """Kill Redis and truncate its file, so that at least one committed batch and the current one are lost."""
         file, sizes = append_only_file(self.server), []
         for _ in range(3):
             self._send()
@@ -99,7 +99,7 @@ class KilledRedis:
         self.losses += 1
 
     def _all_committed(self, query: StreamingQuery, within_s: float = 60) -> bool:
-        """Waits until Redis has counted and Spark committed all that was sent; false where the query stops before."""
+        """Wait until all sent values are counted and committed; return False if the query stops before."""
         files = LocalCheckpoint(self.job.checkpoint)
         deadline = time.monotonic() + within_s
         while query.isActive:
@@ -135,7 +135,7 @@ def new_killed(
 
 @pytest.fixture
 def unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for Redis's syncs."""
+    """Remove the sink's wait for syncs of Redis."""
     monkeypatch.setattr(redis_scripts, "settle", lambda *_arguments, **_options: True)
 
 
@@ -171,14 +171,14 @@ def test_losses_of_redis_power_cuts_are_repaired(
 def test_redis_with_always_is_killed_under_spark(
     new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture, record_property: RecordProperty, seed: int
 ) -> None:
-    """Redis with appendfsync always is killed -9 under a real Spark: nothing is lost, nothing repaired."""
+    """Redis with appendfsync always is killed -9 under real Spark: no batch is lost, and no repair is needed."""
     killed = new_killed(seed)
     killed.count(100)
     assert noticed(caplog) == repaired(caplog) == 0
     record_property("seeds", str(seed))
     record_property("Redis kills", killed.kills)
     record_property("values, each counted once", killed.sent.total())
-    record_property("starts more", killed.stops)
+    record_property("restarts", killed.stops)
 
 
 @pytest.mark.campaign
@@ -188,7 +188,7 @@ def test_redis_with_always_is_killed_under_spark(
 def test_redis_with_everysec_is_killed_under_spark(
     new_killed: Callable[..., KilledRedis], caplog: pytest.LogCaptureFixture, record_property: RecordProperty, seed: int
 ) -> None:
-    """Redis with appendfsync everysec is killed -9 under a real Spark, and its file loses its end; it is repaired."""
+    """Redis with appendfsync everysec is killed -9 under real Spark and loses its file's end; the loss is repaired."""
     killed = new_killed(seed, power_cuts=0.25, appendfsync="everysec")
     killed.count(100)
     assert killed.losses > 0
@@ -196,15 +196,15 @@ def test_redis_with_everysec_is_killed_under_spark(
     assert repaired(caplog) >= killed.losses
     record_property("seeds", str(seed))
     record_property("Redis kills", killed.kills)
-    record_property("of them took committed batches", killed.losses)
-    record_property("times a loss was noticed", noticed(caplog))
+    record_property("kills that lost committed batches", killed.losses)
+    record_property("losses noticed", noticed(caplog))
     record_property("losses repaired", repaired(caplog))
     record_property("values, each counted once", killed.sent.total())
-    record_property("starts more", killed.stops)
+    record_property("restarts", killed.stops)
 
 
 class Executors:
-    """Those of the driver that leads the process group `leader`."""
+    """Executors of the driver that leads the process group `leader`."""
 
     def __init__(self, leader: int) -> None:
         self.leader = leader
@@ -216,10 +216,10 @@ class Executors:
 
     def kill_one(self, chance: random.Random, within_s: float = 300) -> None:
         deadline = time.monotonic() + within_s
-        while not (found := self.pids()):
-            assert time.monotonic() < deadline, "no executor came back"
+        while not (pids := self.pids()):
+            assert time.monotonic() < deadline, "no executor was restarted"
             time.sleep(0.1)
-        os.kill(chance.choice(found), signal.SIGKILL)
+        os.kill(chance.choice(pids), signal.SIGKILL)
 
 
 def newest_batch(checkpoint: Path) -> int:
@@ -229,14 +229,14 @@ def newest_batch(checkpoint: Path) -> int:
 def wait_for_batch(number: int, driver: "subprocess.Popen[bytes]", checkpoint: Path, within_s: float = 300) -> None:
     deadline = time.monotonic() + within_s
     while newest_batch(checkpoint) < number:
-        assert driver.poll() is None, "the driver has ended; its sentence is above"
+        assert driver.poll() is None, "the driver has ended; its error is above"
         assert time.monotonic() < deadline, f"batch {number} was not committed within {within_s} s"
         time.sleep(0.05)
 
 
 @pytest.fixture
 def copy(bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path) -> Copy:
-    """A query that runs in a process of its own."""
+    """Return a query whose driver is another process."""
     no_session: Any = None
     copy = Copy(no_session, bootstrap, topic, checkpoint)
     cluster.create_topic(topic, 2)
@@ -247,7 +247,7 @@ def copy(bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path) -> Copy
 def copy_while_executors_are_killed(
     copy: Copy, directory: Path, java_home: str, *, executors: int, seed: int, kills: int
 ) -> int:
-    """Each is killed after new records, and the last before some more; returns how many records all are."""
+    """Copy records while executors are killed, one after each round of new records; return the number of records."""
     chance, count = random.Random(seed), 0
     words = (copy.bootstrap, copy.source, copy.target, copy.checkpoint, directory, java_home, executors)
     command = [sys.executable, "-m", "tests.spark.driver_on_executors", *map(str, words)]
@@ -273,7 +273,7 @@ def copy_while_executors_are_killed(
     return count
 
 
-def test_an_executor_is_killed_while_spark_writes(copy: Copy, tmp_path: Path, java_home: str) -> None:
+def test_executor_is_killed_while_spark_writes(copy: Copy, tmp_path: Path, java_home: str) -> None:
     count = copy_while_executors_are_killed(copy, tmp_path, java_home, executors=1, seed=0, kills=1)
     assert copy.by_key() == expected(count)
 
@@ -284,10 +284,10 @@ def test_an_executor_is_killed_while_spark_writes(copy: Copy, tmp_path: Path, ja
 def test_executors_are_killed_while_spark_writes(
     copy: Copy, tmp_path: Path, java_home: str, record_property: RecordProperty, seed: int
 ) -> None:
-    """Executors, processes of their own, are killed -9 while they encode for Kafka: each record once, in order."""
+    """Executor processes are killed -9 while they encode for Kafka; each record is written once and in order."""
     kills = EXECUTOR_KILLS
     count = copy_while_executors_are_killed(copy, tmp_path, java_home, executors=2, seed=seed, kills=kills)
     assert copy.by_key() == expected(count)
     record_property("seeds", str(seed))
     record_property("executor kills", EXECUTOR_KILLS)
-    record_property("records, each once and in order", count)
+    record_property("records, each written once and in order", count)

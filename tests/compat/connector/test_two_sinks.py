@@ -4,6 +4,6 @@ from tests.spark.test_sinks import (  # noqa: F401
     batch,
     files,
     pair,
-    test_a_name_is_given_once,
     test_driver_killed_between_two_sinks,
+    test_sink_name_is_unique,
 )

@@ -12,7 +12,7 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.spark.kafka.rows import DRIVER_BYTES
 from tests.spark.kafka_driver import Driver, expect, make_topics
-from tests.spark.test_kafka_sink import KEYS, Copy, die, expected, noted_pulls, written
+from tests.spark.test_kafka_sink import KEYS, Copy, die, expected, recorded_pulls, written
 from tests.spark.test_source import offsets_of
 
 pytestmark = pytest.mark.campaign
@@ -100,7 +100,7 @@ def test_backlog_of_ten_budgets_drains(
     cluster.create_topic(copy.target, 3)
     count = 10 * DRIVER_BYTES // VALUE_BYTES + KEYS
     produce_noise(bootstrap, topic, count)
-    pulls = noted_pulls(monkeypatch)
+    pulls = recorded_pulls(monkeypatch)
     copy.run(seconds=600)
     assert sum(pulls) > 10 * DRIVER_BYTES >= 10 * max(pulls)
     numbers: dict[bytes, list[int]] = {}

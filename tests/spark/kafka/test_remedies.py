@@ -1,4 +1,4 @@
-"""The remedies in messages of the Kafka sink, carried out: each message stops the query, its remedy lets it continue.
+"""The remedies in messages of the Kafka sink, carried out: each message stops the query, its remedy restarts it.
 
 Our broker has no access control, so a proxy sends its authorization errors.
 """

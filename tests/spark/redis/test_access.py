@@ -1,4 +1,4 @@
-"""TLS and users of Redis: whoever is let in counts, and whoever is not is told what is missing."""
+"""TLS and users of Redis: a user with sufficient rights counts, and a refusal names what is missing."""
 
 import re
 import ssl
@@ -31,8 +31,8 @@ USERS = re.findall(
 )
 WRITER, READER = (commands.split() for _, commands in USERS)
 RESETTER = re.findall(r"sink reset` needs `(.*?)`", (ROOT / "docs/redis.md").read_text())[0].split()
-GOES_WITHOUT = {"+info", "+waitaof", "+config|get"}
-"""The sink says that it cannot check or wait for something, and goes on."""
+OPTIONAL = {"+info", "+waitaof", "+config|get"}
+"""Commands that the sink can do without: it logs that it cannot check or wait for something."""
 
 OUTSIDE_SCRIPTS = {"+ping", "+select", "+multi", "+exec", "+hgetall", "+eval", "+evalsha"}
 
@@ -48,7 +48,7 @@ def run(driver: Driver, *numbers: int) -> None:
 
 
 def listening(redis_server: RedisProcess, context: ssl.SSLContext) -> TlsListener:
-    """The real server behind TLS: the one from the package index has none of its own."""
+    """Return a TLS listener in front of the real server, whose build from the package index has no TLS."""
     listener = TlsListener(context)
     listener.upstream = Address("127.0.0.1", redis_server.port)
     return listener
@@ -82,7 +82,7 @@ def test_tls_to_the_nodes_of_a_cluster(new_redis: Callable[..., RedisProcess], a
         driver = Driver(url, keys)
         run(driver, 0, 1)
         redis_pool.close(url)
-    assert listener.accepted == 2  # One asks for the slot's owner, and one writes.
+    assert listener.accepted == 2  # One connection asks for the slot's owner, one writes.
     assert_counts(cluster.admin(cluster.nodes[0]), keys, 2)
 
 
@@ -103,19 +103,19 @@ def test_tls_with_a_clients_certificate(redis_server: RedisProcess, authority: A
 def test_wrong_server_name_is_refused(
     redis_server: RedisProcess, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    def not_again(_: float) -> None:
-        raise AssertionError("a certificate does not become right by waiting")
+    def fail(_: float) -> None:
+        raise AssertionError("a wrong certificate must not be retried")
 
     (tmp_path / "other").mkdir()
     trusted = Authority(tmp_path / "other").trusted if wrong == "authority" else authority.trusted
     context = authority.server("elsewhere.example") if wrong == "name" else authority.server()
-    monkeypatch.setattr("redis.retry.sleep", not_again)
+    monkeypatch.setattr("redis.retry.sleep", fail)
     with listening(redis_server, context) as listener:
         url = encrypted(listener, ssl_ca_certs=trusted)
         with pytest.raises(redis.ConnectionError, match="certificate verify failed") as raised:
             redis_pool.client(url)
-    said = str(redis_errors.failed(url, "before the first batch", raised.value))
-    remedies.find(Remedy.REDIS_CERTIFICATES, said)
+    message = str(redis_errors.failed(url, "before the first batch", raised.value))
+    remedies.find(Remedy.REDIS_CERTIFICATES, message)
     with listening(redis_server, authority.server()) as listener:
         url = encrypted(listener, ssl_ca_certs=authority.trusted)
         assert redis_pool.client(url).ping()
@@ -124,7 +124,7 @@ def test_wrong_server_name_is_refused(
 
 @pytest.fixture
 def user(redis_server: RedisProcess) -> Iterator[Any]:
-    """`user(keys, commands)`: the URL of a user that may call only these, on these keys."""
+    """Return a function of hash key and commands: the URL of a user with rights to only these."""
     admin: Any = redis.Redis.from_url(redis_server.url)
     url = redis_server.url.replace("redis://", "redis://narrow:secret@")
 
@@ -164,18 +164,18 @@ def test_documented_users_have_sufficient_rights(redis_server: RedisProcess, use
         redis_pool.client(url).hset(count, "field", 1)
 
 
-def test_the_documented_commands_are_enough_for_reset(redis_server: RedisProcess, user: Any) -> None:
+def test_documented_commands_suffice_for_reset(redis_server: RedisProcess, user: Any) -> None:
     keys = new_keys()
     run(Driver(redis_server.url, keys), 0)
     count = keys.increments[0].key
     url = user(count, [*RESETTER, "+ping", "+select"])
-    found = redis_keys(url, count, [])
-    assert (set(found.own), marker_query(url, count)) == ({*keys.own}, "query-1")
-    forget_redis_keys(url, found)
+    sink_keys = redis_keys(url, count, [])
+    assert (set(sink_keys.own), marker_query(url, count)) == ({*keys.own}, "query-1")
+    forget_redis_keys(url, sink_keys)
     assert not redis.Redis.from_url(redis_server.url).exists(*keys.all)
 
 
-@pytest.mark.parametrize("missing", sorted({*WRITER} - GOES_WITHOUT - OUTSIDE_SCRIPTS))
+@pytest.mark.parametrize("missing", sorted({*WRITER} - OPTIONAL - OUTSIDE_SCRIPTS))
 def test_forbidden_script_command_is_named_first(redis_server: RedisProcess, user: Any, missing: str) -> None:
     keys = new_keys()
     run(Driver(redis_server.url, keys), 0)
@@ -222,15 +222,15 @@ def test_keys_of_another_pipeline_are_refused(redis_server: RedisProcess, user: 
 def test_wrong_password_is_reported_at_once(
     redis_server: RedisProcess, user: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def not_again(_: float) -> None:
-        raise AssertionError("a password does not become right by waiting")
+    def fail(_: float) -> None:
+        raise AssertionError("a wrong password must not be retried")
 
     right = user("key", WRITER)
     url = right.replace("secret", "wrong")
-    monkeypatch.setattr("redis.retry.sleep", not_again)
+    monkeypatch.setattr("redis.retry.sleep", fail)
     with pytest.raises(redis.exceptions.AuthenticationError) as raised:
         redis_pool.client(url)
-    said = str(redis_errors.failed(url, "before the first batch", raised.value))
-    remedies.find(Remedy.REDIS_PASSWORD, said)
-    assert "wrong" not in said
+    message = str(redis_errors.failed(url, "before the first batch", raised.value))
+    remedies.find(Remedy.REDIS_PASSWORD, message)
+    assert "wrong" not in message
     assert redis_pool.client(right).info()

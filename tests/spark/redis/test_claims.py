@@ -1,4 +1,4 @@
-"""Keys that two sinks share, and keys that something else has written; on a real Valkey and a real cluster."""
+"""Keys that two sinks share, and keys written by other programs; on a real Valkey and a real cluster."""
 
 import re
 import shlex
@@ -49,7 +49,7 @@ def beside(keys: Keys, name: str) -> Keys:
 
 
 def alone(keys: Keys, name: str) -> Keys:
-    """Return `beside` with a first hash of its own."""
+    """Return `beside` with its own first hash."""
     other = beside(keys, name)
     count = replace(other.increments[0], key=same_slot(keys.data[0], name))
     return replace(other, increments=(count, *other.increments[1:]))
@@ -70,14 +70,14 @@ def refused_by_name(keys: Keys, owner: Keys) -> Any:
 
 
 def make_earlier(client: Any, keys: Keys, version: str) -> None:
-    """Make the marker one of an earlier version."""
+    """Change the marker to the format of an earlier version."""
     client.unlink(*keys.claims)
     client.hset(keys.marker, "format", version)
 
 
 @pytest.mark.parametrize("batches", [0, 1, 3])
 def test_second_sink_is_refused_at_batch_0(url: str, batches: int) -> None:
-    """The first has no data yet, or some."""
+    """The first sink may already have data."""
     keys = new_keys()
     other = beside(keys, "other")
     first, second = Driver(url, keys), Driver(url, other, query="query-2")
@@ -93,7 +93,7 @@ def test_second_sink_is_refused_at_batch_0(url: str, batches: int) -> None:
 
 
 def test_second_sink_after_batch_0_is_refused(url: str) -> None:
-    """Both have counts of their own; then one's configuration names the other's key."""
+    """Both have their own counts; then the configuration of one names the other's key."""
     keys = new_keys()
     apart, other = alone(keys, "other"), beside(keys, "other")
     first, second = Driver(url, keys), Driver(url, apart, query="query-2")
@@ -111,8 +111,8 @@ def test_second_sink_after_batch_0_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_markers_of_earlier_versions_that_share(url: str, version: str) -> None:
-    """Past batch 0 of both; who starts first keeps the key."""
+def test_earlier_markers_that_share_a_key(url: str, version: str) -> None:
+    """Both are past batch 0; the sink that starts first keeps the key."""
     keys = new_keys()
     apart, other = alone(keys, "other"), beside(keys, "other")
     first = Driver(url, keys)
@@ -144,15 +144,15 @@ def test_every_script_checks_every_claim(url: str, place: int, is_foreign: bool)
     else:
         driver.client.hdel(claims_key(key), key)
     before = dump(driver.client, keys)
-    error, found = (
+    error, reason = (
         (MarkerRefused, "belongs to marker {another}") if is_foreign else (MarkerMoved, "is no longer claimed for")
     )
     for write in (*every_write(driver, 3), lambda: driver.call("rewind", "query-1", driver.owner)):
-        with pytest.raises(error, match=re.escape(f"key {key} {found}")):
+        with pytest.raises(error, match=re.escape(f"key {key} {reason}")):
             write()
     assert dump(driver.client, keys) == before
     if is_foreign:
-        with pytest.raises(error, match=re.escape(found)):
+        with pytest.raises(error, match=re.escape(reason)):
             driver.acquire(batch_of(3))
         assert dump(driver.client, keys) == before
     else:
@@ -162,7 +162,7 @@ def test_every_script_checks_every_claim(url: str, place: int, is_foreign: bool)
 
 
 def test_claims_of_keys_in_several_tags(url: str) -> None:
-    """On a server alone a sink's keys need not be in one slot."""
+    """Without a cluster, a sink's keys need not be in one slot."""
     keys = new_keys()
     count = replace(keys.increments[0], key=f"{keys.data[0]}-elsewhere")
     apart = replace(keys, increments=(count, keys.increments[1]))
@@ -172,7 +172,7 @@ def test_claims_of_keys_in_several_tags(url: str) -> None:
         Driver(url, other, query="query-2").acquire(batch_of(0, query="query-2"))
 
 
-def test_a_key_configured_later_that_exists(url: str) -> None:
+def test_key_added_later_already_exists(url: str) -> None:
     keys = new_keys()
     apart = alone(keys, "other")
     run(Driver(url, apart), 0, 1)
@@ -186,8 +186,8 @@ def test_a_key_configured_later_that_exists(url: str) -> None:
 
 
 @pytest.mark.remedy(Remedy.DELETE_CLAIM, Remedy.DELETE_KEY)
-def test_a_key_that_another_sink_gave_up(url: str) -> None:
-    """The remedies of both messages; a claim that is still needed is taken again."""
+def test_key_released_by_another_sink(url: str) -> None:
+    """The remedies of both messages work; a sink that still needs the key claims it again."""
     keys = new_keys()
     other = beside(keys, "other")
     run(Driver(url, keys), 0, 1)
@@ -211,13 +211,13 @@ def test_a_key_that_another_sink_gave_up(url: str) -> None:
 
 
 def follow(client: Any, error: MarkerRefused) -> None:
-    """Call the command that the message names."""
+    """Call the command in the message."""
     remedy = Remedy.DELETE_CLAIM if "HDEL" in str(error) else Remedy.DELETE_KEY
     assert client.execute_command(*remedies.command(remedy, error, "command")) == 1
 
 
 def test_forget_leaves_foreign_keys(url: str) -> None:
-    """A claim may have changed since the reset read it."""
+    """A claim can change after the reset has read it."""
     keys = new_keys()
     driver = Driver(url, keys)
     run(driver, 0, 1)
@@ -242,8 +242,8 @@ def other_sink(sinks: Sinks, directory: Path, *, key: str = "counts") -> RedisSi
 
 
 @pytest.mark.remedy(Remedy.OTHER_KEY)
-def test_a_wrong_key_and_its_remedies(sinks: Sinks, redis_client: Any, tmp_path: Path) -> None:
-    """Refused at the start by name; resetting the sink with the wrong key leaves the other's counts."""
+def test_wrong_key_and_its_remedies(sinks: Sinks, redis_client: Any, tmp_path: Path) -> None:
+    """The start is refused with the key's name; a reset of the sink with the wrong key keeps the other's counts."""
     right = sinks.start()
     sinks.run(right, 0, 1)
     wrong = other_sink(sinks, tmp_path / "other")
@@ -263,8 +263,8 @@ def test_a_wrong_key_and_its_remedies(sinks: Sinks, redis_client: Any, tmp_path:
     assert_counted(redis_client, 3)
 
 
-def test_reset_of_one_leaves_the_other(sinks: Sinks, redis_client: Any, tmp_path: Path) -> None:
-    """Both past batch 0 by an earlier version, on one key."""
+def test_reset_of_one_sink_keeps_other(sinks: Sinks, redis_client: Any, tmp_path: Path) -> None:
+    """An earlier version let both count on one key past batch 0."""
     right = sinks.start()
     sinks.run(right, 0, 1)
     wrong = other_sink(sinks, tmp_path / "other")
@@ -297,8 +297,8 @@ def test_lost_claims_are_claimed_again(sinks: Sinks, redis_client: Any) -> None:
 
 
 @pytest.mark.remedy(Remedy.DELETE_KEY, Remedy.RENAME_KEY)
-def test_a_key_filled_by_something_else(sinks: Sinks, redis_client: Any) -> None:
-    """As at the first batch of a job that takes over from HINCRBY; reset would not delete what is not a sink's."""
+def test_key_written_by_another_program(sinks: Sinks, redis_client: Any) -> None:
+    """The first batch of a job that replaces one with HINCRBY; a reset deletes only a sink's own keys."""
     redis_client.hincrby("counts", "user 1", 7)
     sink = sinks.start()
     with pytest.raises(MarkerRefused, match="key counts exists, and no sink claims it: rename it") as raised:
@@ -341,7 +341,7 @@ def test_two_sinks_in_one_cluster_slot(cluster: RedisCluster) -> None:
 
 
 def test_tagged_sinks_that_share_a_key(counting: Counting, tmp_path: Path) -> None:
-    """Each tag has claims of its own."""
+    """Each tag has its own claims."""
     counting.start()
     counting.run(0, 1)
     hash_key = f"{{{counting.hash_key}}}:other"

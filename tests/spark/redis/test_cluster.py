@@ -1,4 +1,4 @@
-"""The sink's steps on a real cluster: its nodes, slots that move meanwhile, and nodes that die."""
+"""The sink's steps on a real cluster: its nodes, moving slots, and nodes that die."""
 
 import random
 import threading
@@ -26,7 +26,7 @@ from onceflow.spark.redis.sink_state import forget_redis_keys, redis_keys
 from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
-from tests.spark.redis_servers import RedisCluster, servers_in, taking_back, wait_until
+from tests.spark.redis_servers import RedisCluster, losing_writes, servers_in, wait_until
 from tests.spark.redis_steps import (
     CHUNKS,
     Driver,
@@ -41,7 +41,7 @@ from tests.spark.redis_steps import (
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    """Three masters for the tests that kill none; each takes keys of its own."""
+    """Start three masters for tests that kill none; each test uses its own keys."""
     with servers_in(lambda: tmp_path_factory.mktemp("node")) as make:
         yield RedisCluster(make)
         redis_pool.close()
@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def own_cluster(new_redis: Callable[..., RedisProcess]) -> Iterator[RedisCluster]:
-    """Three masters, one of which has a replica; for tests that kill."""
+    """Start three masters, one with a replica, for tests that kill."""
     yield RedisCluster(new_redis, replicas=1)
     redis_pool.close()
 
@@ -67,7 +67,7 @@ def run(driver: Driver, *numbers: int) -> None:
 
 
 def keys_at(cluster: RedisCluster, node: RedisProcess) -> Keys:
-    """Keys whose slot this node has."""
+    """Return keys whose slot this node owns."""
     while True:
         keys = new_keys()
         if cluster.owner_of(keys.marker) is node:
@@ -75,10 +75,10 @@ def keys_at(cluster: RedisCluster, node: RedisProcess) -> Keys:
 
 
 def other_master(cluster: RedisCluster, node: RedisProcess) -> RedisProcess:
-    return next(each for each in cluster.masters if each is not node)
+    return next(master for master in cluster.masters if master is not node)
 
 
-def test_batches_whichever_node_has_the_slot(cluster: RedisCluster) -> None:
+def test_batches_on_every_master(cluster: RedisCluster) -> None:
     for node in cluster.masters:
         driver = Driver(cluster.url, keys_at(cluster, node))
         run(driver, 0, 1, 2)
@@ -136,13 +136,13 @@ def test_slot_being_moved_is_waited_for(
     impatient.undo()
 
     def end() -> None:
-        cluster.move_keys(source, target, *keys.all)  # Those that are not there any more are passed over.
+        cluster.move_keys(source, target, *keys.all)  # MIGRATE skips keys that have already moved.
         cluster.end_move(keys.marker, target)
 
     ending = threading.Timer(0.3, end)
     ending.start()
     driver = Driver(cluster.url, keys)
-    driver.acquire(batch_of(1))  # It waits; the reading of the marker that comes first in a batch's steps does not.
+    driver.acquire(batch_of(1))  # It waits; the read of the marker, the first step of a batch, does not.
     run(driver, 1)
     ending.join()
     assert cluster.owner_of(keys.marker) is target
@@ -178,7 +178,7 @@ def test_keys_of_several_slots_are_refused(cluster: RedisCluster) -> None:
 
 
 @pytest.mark.remedy(Remedy.PLAIN_ADDRESS)
-def test_a_server_alone_is_no_cluster(redis_server: RedisProcess) -> None:
+def test_cluster_address_of_a_single_server(redis_server: RedisProcess) -> None:
     with pytest.raises(RedisAddressInvalid, match="is not a cluster") as raised:
         redis_pool.client(f"redis+cluster://127.0.0.1:{redis_server.port}", "key")
     remedies.find(Remedy.PLAIN_ADDRESS, raised.value)
@@ -196,7 +196,7 @@ def test_unreachable_cluster_is_reported(impatient: pytest.MonkeyPatch) -> None:
         redis_pool.client("redis+cluster://127.0.0.1:1", "key")
 
 
-def test_what_readers_read_and_reset(cluster: RedisCluster) -> None:
+def test_readers_and_reset_on_a_cluster(cluster: RedisCluster) -> None:
     keys = new_keys()
     driver = Driver(cluster.url, keys)
     run(driver, 0, 1)
@@ -205,11 +205,11 @@ def test_what_readers_read_and_reset(cluster: RedisCluster) -> None:
     with Results(cluster.url, count) as results:
         marker, users = results.users()
     assert (marker.batch, users) == (1, {uid.decode(): clicks for uid, clicks in wanted.items()})
-    found = read_counts(cluster.url, ReadKeys(count))
-    assert {uid: int(clicks) for uid, clicks in found.hashes[count].items()} == wanted
-    found_keys = redis_keys(cluster.url, count, [])
-    assert set(found_keys.own) == set(keys.own)
-    forget_redis_keys(cluster.url, found_keys)
+    counts = read_counts(cluster.url, ReadKeys(count))
+    assert {uid: int(clicks) for uid, clicks in counts.hashes[count].items()} == wanted
+    sink_keys = redis_keys(cluster.url, count, [])
+    assert set(sink_keys.own) == set(keys.own)
+    forget_redis_keys(cluster.url, sink_keys)
     assert not driver.client.exists(*keys.all)
 
 
@@ -219,7 +219,7 @@ def test_cluster_without_a_node_is_waited_for(own_cluster: RedisCluster, impatie
     keys = keys_at(own_cluster, alive)
     run(Driver(own_cluster.url, keys), 0)
     dead.kill()
-    own_cluster.notice()
+    own_cluster.detect_failures()
 
     def is_down() -> bool:
         try:
@@ -252,7 +252,7 @@ def test_replica_that_lacks_a_chunk_takes_over(own_cluster: RedisCluster) -> Non
     rows = [[row for row in rows_of(1) if chunk_of(row) == number] for number in range(CHUNKS)]
     driver.chunk(batch, 0, rows[0])
     wait_until(lambda: driver.client.wait(1, 100) == 1, "a replica that has chunk 0")
-    with taking_back(own_cluster, master, replica):
+    with losing_writes(own_cluster, master, replica):
         driver.chunk(batch, 1, rows[1])
     driver.chunk(batch, 2, rows[2])
     assert own_cluster.owner_of(keys.marker) is replica
@@ -266,7 +266,7 @@ def test_replica_that_lacks_a_chunk_takes_over(own_cluster: RedisCluster) -> Non
     assert_counts(driver.client, keys, 4)
 
 
-def test_pool_of_one_server_follows_no_move(redis_server: RedisProcess) -> None:
+def test_pool_of_one_server_is_not_routed(redis_server: RedisProcess) -> None:
     pool: Any = redis_pool.client(redis_server.url).connection_pool
     assert not redis_route.is_routed(pool)
     redis_pool.close(redis_server.url)
@@ -275,9 +275,9 @@ def test_pool_of_one_server_follows_no_move(redis_server: RedisProcess) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_repeated_failovers_while_writing(new_redis: Callable[..., RedisProcess], tmp_path: Path) -> None:
-    """The owner dies ten times, every other time with writes that its replica lacks; the sums stay exact."""
+    """A cluster's node dies ten times under the sink, five times with unreplicated writes; the sums stay exact."""
     cluster = RedisCluster(new_redis, replicas=1)
-    cluster.notice()
+    cluster.detect_failures()
     owner, replica = cluster.masters[0], cluster.nodes[-1]
     keys, chance = keys_at(cluster, owner), random.Random(11)
     files = SparkFiles(tmp_path / "long")
@@ -302,7 +302,7 @@ def test_repeated_failovers_while_writing(new_redis: Callable[..., RedisProcess]
         for _ in range(chance.randrange(3, 30)):
             write_next()
         if failover % 2:
-            with taking_back(cluster, owner, replica):
+            with losing_writes(cluster, owner, replica):
                 for _ in range(chance.randrange(1, 10)):
                     write_next()
         else:
@@ -316,7 +316,7 @@ def test_repeated_failovers_while_writing(new_redis: Callable[..., RedisProcess]
         assert_counts(driver.client, keys, number, repaired=True)
         owner.start()
         follows = cluster.admin(owner)
-        wait_until(lambda asked=follows: asked.info("replication").get("master_link_status") == "up", "a replica")  # type: ignore[misc]
+        wait_until(lambda node=follows: node.info("replication").get("master_link_status") == "up", "a replica")  # type: ignore[misc]
         owner, replica = replica, owner
-    print(f"\nten failovers of a cluster's node over {number} batches: {repaired} steps of repairs, 0 wrong sums")
+    print(f"\nten failovers of a cluster's node over {number} batches: {repaired} repair steps, 0 wrong sums")
     redis_pool.close()

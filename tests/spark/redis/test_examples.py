@@ -1,4 +1,4 @@
-"""The examples that write to Redis, run as they are on the session of the tests."""
+"""The examples that write to Redis, run unchanged in the tests' Spark session."""
 
 import json
 import runpy
@@ -25,7 +25,7 @@ Example = Callable[[str], None]
 
 @pytest.fixture
 def produce(bootstrap: str, cluster: Cluster, topic: str) -> Callable[..., None]:
-    """Writes (key, value) pairs, a key always to the same of two partitions."""
+    """Return a function that produces (key, value) pairs, partitioned by key."""
     cluster.create_topic(topic, 2)
     producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
 
@@ -46,7 +46,7 @@ def example(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Example, redis.Redis]:
-    """Runs an example against a Redis of its own, in this process, whose Spark session it finds; and that Redis."""
+    """Return a function that runs an example in this process, and a client of the Redis that it writes to."""
     server = new_redis()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -61,37 +61,37 @@ def click(uid: str, clicks: int) -> tuple[str, str]:
     return uid, json.dumps({"uid": uid, "click_count": clicks, "os_type": "iOS"})
 
 
-def test_the_articles_job_counts_each_click_once(
+def test_articles_job_counts_each_click_once(
     example: tuple[Example, redis.Redis], produce: Callable[..., None], topic: str
 ) -> None:
-    run, found = example
+    run, client = example
     produce(click("ada", 3), click("bob", 1), ("bad", "nonsense"), click("ada", 2))
     run(CLICKS)
-    assert found.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "1"}
+    assert client.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "1"}
     produce(click("bob", 6))
     run(CLICKS)
-    assert found.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "7"}
-    found.close()
+    assert client.hgetall(f"example::{topic}::click") == {"ada": "5", "bob": "7"}
+    client.close()
 
 
-def test_the_newest_value_of_each_key(
+def test_newest_value_of_each_key(
     example: tuple[Example, redis.Redis], produce: Callable[..., None], topic: str
 ) -> None:
-    run, found = example
+    run, client = example
     produce(("a", "1"), ("b", "2"), ("a", "3"), ("b", None), (None, "no key"))
     run(LATEST)
-    assert found.hgetall(topic) == {"a": "3", "b": "2"}
-    found.close()
+    assert client.hgetall(topic) == {"a": "3", "b": "2"}
+    client.close()
 
 
 @pytest.mark.parametrize("path", [CLICKS, LATEST])
-def test_an_example_says_how_it_is_called(path: str) -> None:
-    asked = subprocess.run([sys.executable, path], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (asked.returncode, asked.stderr) == (2, f"usage: python {path} HOST:PORT TOPIC REDIS_URL\n")
+def test_example_prints_its_usage(path: str) -> None:
+    done = subprocess.run([sys.executable, path], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, f"usage: python {path} HOST:PORT TOPIC REDIS_URL\n")
 
 
 def test_articles_job_is_short() -> None:
-    """Comments, blank lines and what reads the arguments left out."""
+    """Its lines are counted without comments, blank lines and the reading of arguments."""
     text = (ROOT / CLICKS).read_text()
     job = text[text.index("checkpoint = ") :].splitlines()
     assert len([line for line in job if line.strip() and not line.strip().startswith(("#", '"""'))]) <= (

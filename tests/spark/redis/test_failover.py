@@ -1,4 +1,4 @@
-"""The sink with real Spark while another server takes the place of the one that it writes to."""
+"""The sink with real Spark while a replica replaces the master that it writes to."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
-from tests.spark.redis_servers import RedisCluster, Sentinel, taking_back, wait_until, watched
+from tests.spark.redis_servers import RedisCluster, Sentinel, losing_writes, wait_until, watched
 from tests.spark.test_redis_sink import CHUNKS, Sinks, assert_counted, marker_of
 
 
@@ -26,7 +26,7 @@ def files(tmp_path: Path) -> SparkFiles:
 
 @pytest.fixture
 def start(files: SparkFiles, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Sinks]]:
-    """Sinks of an address; every batch is cut into chunks, of some ten rows."""
+    """Return a function that makes the sinks of an address; every batch is cut into chunks of some ten rows."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
     made: list[Sinks] = []
@@ -59,7 +59,7 @@ def test_master_dies_with_unreplicated_chunks(
     def lose_two(sums: Any, writer: Any, *, chunks: int, missing: tuple[int, ...]) -> None:
         missing_each_time.append(tuple(missing))
         if len(missing_each_time) == 1:
-            with taking_back(sentinel, sentinel.master, sentinel.replica):
+            with losing_writes(sentinel, sentinel.master, sentinel.replica):
                 write_chunks(sums, writer, chunks=chunks, missing=missing[:2])
             missing = missing[2:]
         write_chunks(sums, writer, chunks=chunks, missing=missing)
@@ -71,11 +71,11 @@ def test_master_dies_with_unreplicated_chunks(
     sinks.run(sink, 2)
     promoted = sentinel.admin(sentinel.replica)
     assert_counted(promoted, 3)
-    assert marker_of(promoted)["owner"] == "2"  # Taken again, so that what is left of the first attempt is refused.
+    assert marker_of(promoted)["owner"] == "2"  # A second epoch, so that late writes of the first attempt are refused.
 
 
 def replicated(run: Callable[..., None], sentinel: Sentinel) -> Callable[..., None]:
-    """What the driver's scripts write is on the replica, while there is one, before anything else happens."""
+    """Wait after each of the driver's scripts until the replica has its writes, while the master runs."""
     client = redis_pool.client(sentinel.url)
 
     def run_and_wait(*arguments: Any) -> None:
@@ -86,10 +86,11 @@ def replicated(run: Callable[..., None], sentinel: Sentinel) -> Callable[..., No
     return run_and_wait
 
 
-@pytest.mark.campaign  # The same without Spark is in test_redis_cluster.py.
+@pytest.mark.campaign  # tests/spark/redis/test_cluster.py has the same without Spark.
 def test_losses_of_cluster_failover_are_repaired(
     new_redis: Callable[..., RedisProcess], start: Callable[[str], Sinks]
 ) -> None:
+    """A cluster's failover loses two committed batches; the sink counts them again from the log."""
     cluster = RedisCluster(new_redis, replicas=1)
     master = cluster.owner_of("counts")
     replica = cluster.nodes[-1]
@@ -99,10 +100,10 @@ def test_losses_of_cluster_failover_are_repaired(
     sink = sinks.start(rebuild=sinks.rebuild)
     sinks.run(sink, 0, 1)
     assert redis_pool.client(cluster.url, "counts").wait(1, 2_000) == 1
-    with taking_back(cluster, master, replica):
+    with losing_writes(cluster, master, replica):
         sinks.run(sink, 2, 3)
     sinks.run(sink, 4)
     assert [(part.begin, part.end) for missing in sinks.rebuilt for part in missing.ranges] == [(10, 20), (20, 30)]
     assert cluster.owner_of("counts") is replica
     assert_counted(cluster.admin(replica), 5, repaired=True)
-    print("a failover that took back two committed batches: counted again, each event once")
+    print("a failover that lost two committed batches: recounted, each event once")

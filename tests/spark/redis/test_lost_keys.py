@@ -1,4 +1,4 @@
-"""Keys that vanish beside their marker, and settings of Redis that change while the query runs; on a real Valkey."""
+"""Lost keys whose marker remains, and settings of Redis that change during a query; on a real Valkey."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_every_script_refuses_a_lost_key(redis_server: RedisProcess, place: int)
     assert {key: driver.client.dump(key) for key in keys.all} == before
 
 
-def test_a_key_never_written_may_be_absent(redis_server: RedisProcess) -> None:
+def test_unwritten_key_may_be_absent(redis_server: RedisProcess) -> None:
     driver = Driver(redis_server.url, new_keys())
     driver.acquire(batch_of(0))
     driver.whole(batch_of(0), [("os", b"iOS", 1)])
@@ -68,7 +68,7 @@ def test_a_key_never_written_may_be_absent(redis_server: RedisProcess) -> None:
     assert not driver.client.exists(driver.keys.data[0])
 
 
-def test_an_earlier_marker_learns_its_keys(redis_server: RedisProcess) -> None:
+def test_upgraded_marker_records_written_keys(redis_server: RedisProcess) -> None:
     keys = new_keys()
     list(Driver(redis_server.url, keys).steps(batch_of(0)))
     driver = Driver(redis_server.url, keys)
@@ -81,7 +81,7 @@ def test_an_earlier_marker_learns_its_keys(redis_server: RedisProcess) -> None:
         driver.whole(batch_of(2), rows_of(2))
 
 
-def test_a_key_no_longer_configured_may_vanish(redis_server: RedisProcess) -> None:
+def test_key_no_longer_configured_may_vanish(redis_server: RedisProcess) -> None:
     keys = new_keys()
     list(Driver(redis_server.url, keys).steps(batch_of(0)))
     fewer = replace(keys, appends=())
@@ -96,7 +96,7 @@ def test_a_key_no_longer_configured_may_vanish(redis_server: RedisProcess) -> No
 def test_lost_keys_are_counted_again(
     sinks: Sinks, redis_client: Any, loss: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Noticed at a check, at a batch, and at the start; no other key is doubled."""
+    """A check, a batch and a start notice the loss; no other key is counted twice."""
     sink = sinks.start(rebuild=sinks.rebuild)
     sinks.run(sink, 0, 1, 2)
     LOSSES[loss](redis_client, "counts")
@@ -114,7 +114,7 @@ def test_lost_keys_are_counted_again(
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_key_lost_between_chunks(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_lost_between_chunks(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sinks.start(rebuild=sinks.rebuild)
     sinks.run(sink, 0, 1, 2)
     acquire = RedisTarget.prepare
@@ -129,8 +129,8 @@ def test_a_key_lost_between_chunks(sinks: Sinks, redis_client: Any, monkeypatch:
     assert_counted(redis_client, 4, repaired=True)
 
 
-def test_a_key_lost_in_batch_0(sinks: Sinks, redis_client: Any) -> None:
-    """Its rows come from Spark, so that no rebuild is needed."""
+def test_key_lost_in_batch_0(sinks: Sinks, redis_client: Any) -> None:
+    """Spark repeats the batch's rows, so no rebuild is needed."""
     rows = [("os", b"Android", 3)]
     sinks.batch(sinks.start(), 0, rows)
     redis_client.unlink("{counts}:os")
@@ -139,7 +139,7 @@ def test_a_key_lost_in_batch_0(sinks: Sinks, redis_client: Any) -> None:
 
 
 @pytest.mark.remedy(Remedy.COUNT_AGAIN)
-def test_without_rebuild_the_remedy_works(sinks: Sinks, redis_client: Any) -> None:
+def test_lost_key_without_rebuild(sinks: Sinks, redis_client: Any) -> None:
     sink = sinks.start()
     sinks.run(sink, 0, 1)
     redis_client.unlink("{counts}:os")
@@ -178,7 +178,7 @@ def test_nothing_is_deleted_if_records_are_missing(sinks: Sinks, redis_client: A
 
 @pytest.mark.parametrize("kind", [LossKind.RECREATED, LossKind.TRUNCATED])
 def test_nothing_is_deleted_after_accepted_losses(sinks: Sinks, redis_client: Any, kind: LossKind) -> None:
-    """After an accepted loss the log has other records than those that were counted."""
+    """An accepted loss means that the log no longer has the counted records."""
     sinks.run(sinks.start(), 0, 1, 2)
     loss = AcceptedLoss(kind, "clicks", 0, 20, None, batch=1, at_ms=17, option="accept_data_loss")
     redis_client.hset("{counts}:onceflow", "losses", json.dumps([asdict(loss)]))
@@ -192,11 +192,10 @@ def test_nothing_is_deleted_after_accepted_losses(sinks: Sinks, redis_client: An
 
 
 def test_partition_may_enter_with_last_batch(files: SparkFiles, checkpoint: Any) -> None:
-    """A rewound marker knows it already; the bridge to the batch before does not."""
+    """The rewound marker has the partition; the repair up to the previous batch does not read it."""
     files.plan(5, {"clicks": {"0": 50}})
     files.plan(6, {"clicks": {"0": 60, "1": 7}})
-    found = marker(batch_of(6))
-    rewound = replace(found, since={"clicks": {"0": 0, "1": 7}}).rewound()
+    rewound = replace(marker(batch_of(6)), since={"clicks": {"0": 0, "1": 7}}).rewound()
     step = planned(rewound, checkpoint)
     assert isinstance(step, Step)
     assert step.batch.ranges == (OffsetRange("clicks", 0, 0, 50),)
@@ -207,10 +206,8 @@ def test_partition_may_enter_with_last_batch(files: SparkFiles, checkpoint: Any)
     ("setting", "wrong", "right"),
     [("maxmemory-policy", "allkeys-lru", "noeviction"), ("appendonly", "no", "yes"), ("appendfsync", "no", "everysec")],
 )
-def test_a_changed_setting_stops_the_query(
-    sinks: Sinks, redis_client: Any, setting: str, wrong: str, right: str
-) -> None:
-    """Before the next write; what the message says to do lets the same query go on."""
+def test_changed_setting_stops_the_query(sinks: Sinks, redis_client: Any, setting: str, wrong: str, right: str) -> None:
+    """The query stops before its next write; the message's remedy lets it continue."""
     usual = redis_client.config_get(setting)[setting]
     sink = sinks.start()
     sinks.run(sink, 0, 1)
@@ -223,9 +220,9 @@ def test_a_changed_setting_stops_the_query(
             sinks.batch(sink, 2)
         assert redis_client.dump("counts") == before
         remedies.find(Remedy.START_AGAIN, raised.value)
-        said = remedies.find(Remedy.CONFIG_SET, raised.value)
-        assert said == {"name": setting, "value": right}
-        redis_client.execute_command("CONFIG", "SET", *said.values())
+        setting_of_remedy = remedies.find(Remedy.CONFIG_SET, raised.value)
+        assert setting_of_remedy == {"name": setting, "value": right}
+        redis_client.execute_command("CONFIG", "SET", *setting_of_remedy.values())
         sinks.run(sinks.start(), 2)
         assert_counted(redis_client, 3)
     finally:

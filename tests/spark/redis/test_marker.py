@@ -12,15 +12,15 @@ BATCH = Batch("query-1", 0, (OffsetRange("clicks", 0, 100, 110),), "clicks", 1, 
 
 def test_begun_batch_has_chunks_and_offsets() -> None:
     fields = first_fields(BATCH) | begun_fields(None, BATCH, chunks=4, started_ms=1)
-    found = parse(KEY, fields | {"chunk:0": "1", "chunk:2": "1"})
-    assert found is not None
-    assert (found.batch, found.complete, found.chunks_missing) == (0, False, (1, 3))
-    assert found.parts == BATCH.ranges
-    assert (found.offsets, found.since) == ({"clicks": {"0": 110}}, {"clicks": {"0": 100}})
+    marker = parse(KEY, fields | {"chunk:0": "1", "chunk:2": "1"})
+    assert marker is not None
+    assert (marker.batch, marker.complete, marker.chunks_missing) == (0, False, (1, 3))
+    assert marker.parts == BATCH.ranges
+    assert (marker.offsets, marker.since) == ({"clicks": {"0": 110}}, {"clicks": {"0": 100}})
 
 
 @pytest.mark.parametrize("damage", [{"format": "4"}, {"batch": "x"}, {"complete": "2"}, {"since": "{"}])
-def test_a_damaged_marker_is_refused(damage: dict[str, str]) -> None:
+def test_damaged_marker_is_refused(damage: dict[str, str]) -> None:
     fields = first_fields(BATCH) | damage
     with pytest.raises(MarkerUnreadable, match=r"\{h\}:onceflow"):
         parse(KEY, fields)

@@ -1,4 +1,4 @@
-"""What the messages of the Redis sink say to do, done: each stops the query, and what it says brings it on."""
+"""The remedies in messages of the Redis sink, carried out: each message stops the query, its remedy restarts it."""
 
 import os
 import shutil
@@ -29,20 +29,20 @@ __all__ = ["files", "redis_client", "sinks", "small_chunks"]
 
 
 def reset(words: list[str]) -> None:
-    """Call `onceflow sink reset` as a message names it."""
+    """Run the command `onceflow sink reset` of a message."""
     done = CliRunner().invoke(onceflow, words[1:])
     assert done.exit_code == 0, done.output
 
 
-def anew(sinks: Sinks) -> SparkFiles:
-    """Return the checkpoint as the next start finds it after a reset."""
+def new_checkpoint(sinks: Sinks) -> SparkFiles:
+    """Return the checkpoint of the next start after a reset."""
     sinks.files = SparkFiles(sinks.files.directory)
     sinks.files.plan(0, {"clicks": {"0": 0}})
     return sinks.files
 
 
 def sink_with(sinks: Sinks, **changes: Any) -> RedisSink:
-    """A start of the same query, changed in some options."""
+    """Start the same query with some options changed."""
     sinks.close()
     options: dict[str, Any] = {
         "hash_key": "counts",
@@ -57,7 +57,7 @@ def sink_with(sinks: Sinks, **changes: Any) -> RedisSink:
 
 
 def elsewhere(sinks: Sinks, directory: Path) -> RedisSink:
-    """A sink under another hash key and with a checkpoint in `directory`."""
+    """Return a sink with another hash key and with its checkpoint in `directory`."""
     sinks.files = SparkFiles(directory)
     sinks.files.plan(0, {"clicks": {"0": 0}})
     increments = [Increment("count", "more", "{more}:top"), Increment("os", "{more}:os")]
@@ -65,7 +65,7 @@ def elsewhere(sinks: Sinks, directory: Path) -> RedisSink:
 
 
 def check_both(sinks: Sinks, redis_client: Any, own: SparkFiles, other: Path) -> None:
-    """A target and checkpoint of their own take the batches, and the sink goes on with its own checkpoint."""
+    """Run the batches into another target with its own checkpoint, and continue the sink with its checkpoint."""
     sinks.run(elsewhere(sinks, other), 0, 1)
     assert redis_client.hgetall("more") == redis_client.hgetall("counts")
     sinks.files = own
@@ -75,8 +75,8 @@ def check_both(sinks: Sinks, redis_client: Any, own: SparkFiles, other: Path) ->
 
 @pytest.mark.remedy(Remedy.USE_ITS_CHECKPOINT, Remedy.WRITE_ELSEWHERE)
 @pytest.mark.parametrize("is_used", [False, True])
-def test_a_checkpoint_of_another_query(sinks: Sinks, redis_client: Any, tmp_path: Path, is_used: bool) -> None:
-    """A new one, and one that has counted elsewhere."""
+def test_counts_of_another_query(sinks: Sinks, redis_client: Any, tmp_path: Path, is_used: bool) -> None:
+    """The checkpoint is new, or has counted elsewhere."""
     sinks.run(sinks.start(), 0, 1)
     own = sinks.files
     sinks.files = SparkFiles(tmp_path / "other")
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_another_query(sinks: Sinks, redis_client: Any, tmp_path
 
 
 @pytest.mark.remedy(Remedy.CHECKPOINT_PER_TARGET)
-def test_a_checkpoint_that_wrote_elsewhere(sinks: Sinks, redis_client: Any, tmp_path: Path) -> None:
+def test_checkpoint_with_another_target(sinks: Sinks, redis_client: Any, tmp_path: Path) -> None:
     sinks.run(sinks.start(), 0, 1)
     increments = [Increment("count", "more", "{more}:top")]
     with pytest.raises(MarkerRefused) as raised:
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_wrote_elsewhere(sinks: Sinks, redis_client: Any, tmp_
 
 
 @pytest.mark.remedy(Remedy.FORMER_OPTIONS)
-def test_other_options(sinks: Sinks, redis_client: Any) -> None:
+def test_changed_plan(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     with pytest.raises(MarkerRefused, match="is of plan 'clicks' and this job is 'visits'") as raised:
         sink_with(sinks, plan="visits").open(sinks.spark)
@@ -115,7 +115,7 @@ def test_other_options(sinks: Sinks, redis_client: Any) -> None:
 
 @pytest.mark.remedy(Remedy.FORMER_VERSION)
 @pytest.mark.usefixtures("small_chunks")
-def test_another_version_in_the_middle(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_changed_within_a_batch(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sinks.run(sinks.start(), 0)
     write = redis_chunks.write_chunks
 
@@ -136,8 +136,8 @@ def test_another_version_in_the_middle(sinks: Sinks, redis_client: Any, monkeypa
 
 
 @pytest.mark.remedy(Remedy.WRITER_VERSION)
-def test_a_marker_of_a_later_version(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version that wrote it is this one, which is made to know the format."""
+def test_marker_of_a_later_version(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patched version, which reads the format, stands for the version that wrote it."""
     sinks.run(sinks.start(), 0, 1)
     redis_client.hset("{counts}:onceflow", "format", "99")
     with pytest.raises(redis_marker.MarkerUnreadable) as raised:
@@ -150,7 +150,7 @@ def test_a_marker_of_a_later_version(sinks: Sinks, redis_client: Any, monkeypatc
 
 @pytest.fixture
 def own_redis(sinks: Sinks, tmp_path: Path) -> Iterator[RedisProcess]:
-    """A server of the test's own, to which its sinks write."""
+    """Start a server for this test's sinks."""
     server = RedisProcess(tmp_path / "server").start()
     sinks.url = server.url
     yield server
@@ -191,12 +191,12 @@ def test_counts_that_appear_before_batch_0(
 ) -> None:
     prepare = RedisTarget.prepare
 
-    def somebody_adds(target: RedisTarget, *arguments: Any) -> None:
+    def add_from_outside(target: RedisTarget, *arguments: Any) -> None:
         prepare(target, *arguments)
         redis_client.hset("counts", "user 1", 7)
 
     with monkeypatch.context() as added_to:
-        added_to.setattr(RedisTarget, "prepare", somebody_adds)
+        added_to.setattr(RedisTarget, "prepare", add_from_outside)
         with pytest.raises(MarkerRefused, match="exists before the first batch") as raised:
             sinks.batch(sinks.start(), 0)
     sinks.close()
@@ -207,13 +207,13 @@ def test_counts_that_appear_before_batch_0(
     sinks.close()
     sinks.files = own
     reset(remedies.command(Remedy.DELETE_COUNTS, raised.value, "reset"))
-    anew(sinks)
+    new_checkpoint(sinks)
     sinks.run(sinks.start(), 0, 1)
     assert_counted(redis_client, 2)
 
 
 @pytest.mark.remedy(Remedy.CORRECT_FIELD)
-def test_a_field_that_is_no_number(sinks: Sinks, redis_client: Any) -> None:
+def test_non_integer_field(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     right = redis_client.hget("counts", "user 7")
     redis_client.hset("counts", "user 7", "seven")
@@ -226,7 +226,7 @@ def test_a_field_that_is_no_number(sinks: Sinks, redis_client: Any) -> None:
 
 
 @pytest.mark.remedy(Remedy.LEAVE_OUT_AMOUNTS, Remedy.COUNT_AGAIN)
-def test_a_sum_that_grew_too_large(sinks: Sinks, redis_client: Any) -> None:
+def test_sum_too_large(sinks: Sinks, redis_client: Any) -> None:
     large = ("count", b"user 1", 9 * 10**17)
     sink = sinks.start()
     sinks.run(sink, 0)
@@ -238,7 +238,7 @@ def test_a_sum_that_grew_too_large(sinks: Sinks, redis_client: Any) -> None:
     sinks.close()
     remedies.find(Remedy.LEAVE_OUT_AMOUNTS, raised.value)
     reset(remedies.command(Remedy.COUNT_AGAIN, raised.value, "reset"))
-    anew(sinks)
+    new_checkpoint(sinks)
     sinks.run(sinks.start(), 0, 1, 2, 3)
     assert_counted(redis_client, 4)
 
@@ -253,7 +253,7 @@ def test_a_sum_that_grew_too_large(sinks: Sinks, redis_client: Any) -> None:
     ],
     ids=["19 digits", "19 digits in a chunk", "65 bits"],
 )
-def test_an_amount_that_is_too_large(
+def test_amount_too_large(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch, in_chunks: bool, too_much: Any
 ) -> None:
     if in_chunks:
@@ -268,7 +268,7 @@ def test_an_amount_that_is_too_large(
 
 
 @pytest.mark.remedy(Remedy.SHORTER_FIELDS)
-def test_a_field_that_is_too_long(sinks: Sinks, redis_client: Any) -> None:
+def test_field_too_long(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0)
     with pytest.raises(IncompatibleData) as raised:
         sinks.batch(sinks.start(), 1, [*added(1), ("count", b"x" * (redis_rows.FIELD_BYTES_MAX + 1), 1)])
@@ -278,8 +278,8 @@ def test_a_field_that_is_too_long(sinks: Sinks, redis_client: Any) -> None:
 
 
 @pytest.mark.remedy(Remedy.FEWER_ENTRIES)
-def test_entries_that_are_too_long(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways: fewer of the same, then shorter ones."""
+def test_entries_too_long(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer entries fit, and so do shorter ones."""
     monkeypatch.setattr(redis_chunks, "CHUNK_BYTES_MAX", 2500)
     sinks.run(sinks.start(), 0)
     long = [("dead", b"%d" % number * 1000, number) for number in range(3)]
@@ -293,8 +293,8 @@ def test_entries_that_are_too_long(sinks: Sinks, redis_client: Any, monkeypatch:
 
 
 @pytest.mark.remedy(Remedy.REDIS_SYNC, Remedy.START_AGAIN)
-def test_a_sync_that_takes_too_long(sinks: Sinks, own_redis: RedisProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis does not sync while it rewrites its file, as INFO says; that ends by itself."""
+def test_slow_sync(sinks: Sinks, own_redis: RedisProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis, as configured, does not sync while it rewrites its file; INFO shows the rewrite."""
     sinks.run(sinks.start(), 0, 1)
     client: Any = redis.Redis.from_url(own_redis.url)
     client.config_set("no-appendfsync-on-rewrite", "yes")
@@ -303,7 +303,7 @@ def test_a_sync_that_takes_too_long(sinks: Sinks, own_redis: RedisProcess, monke
     sink.open(sinks.spark)
     client.bgrewriteaof()
     (rewriting,) = Path(f"/proc/{own_redis.pid}/task/{own_redis.pid}/children").read_text().split()
-    os.kill(int(rewriting), signal.SIGSTOP)  # It does not end before the batch, however long that takes.
+    os.kill(int(rewriting), signal.SIGSTOP)  # The rewrite cannot end before the batch.
     monkeypatch.setattr(redis_target, "SYNC_WAIT_MS", 50)
     with pytest.raises(UnsuitableRedis, match="did not sync batch 2") as raised:
         sinks.batch(sink, 2)
@@ -319,10 +319,10 @@ def test_a_sync_that_takes_too_long(sinks: Sinks, own_redis: RedisProcess, monke
 
 
 @pytest.mark.remedy(Remedy.REWRITE_AOF, Remedy.NEWER_VALKEY)
-def test_a_server_that_keeps_torn_scripts(
+def test_server_that_keeps_torn_scripts(
     sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Valkey of these tests passes for an older one at first."""
+    """The patched version number makes Valkey an older one at first."""
     version = redis_target._version
     with monkeypatch.context() as older:
         older.setattr(redis_target, "_version", lambda text: min(version(text), (9, 1, 1)))
@@ -345,8 +345,8 @@ def test_a_server_that_keeps_torn_scripts(
 
 @pytest.mark.remedy(Remedy.DELETE_KEY, Remedy.RENAME_KEY, Remedy.COUNT_AGAIN)
 @pytest.mark.parametrize("remedy", ["delete", "rename", "count again"])
-def test_a_key_of_another_type(sinks: Sinks, redis_client: Any, remedy: str) -> None:
-    """What was in it is counted again, by `rebuild` or from the start of the log."""
+def test_key_of_another_type(sinks: Sinks, redis_client: Any, remedy: str) -> None:
+    """Its counts are counted again, by `rebuild` or from the start of the log."""
     sinks.run(sinks.start(), 0, 1)
     redis_client.delete("{counts}:os")
     redis_client.set("{counts}:os", "text")
@@ -358,7 +358,7 @@ def test_a_key_of_another_type(sinks: Sinks, redis_client: Any, remedy: str) -> 
     words = remedies.command(Remedy.COUNT_AGAIN, raised.value, "reset")
     if remedy == "count again":
         reset(words)
-        anew(sinks)
+        new_checkpoint(sinks)
         sinks.run(sinks.start(), 0, 1, 2)
         assert_counted(redis_client, 3)
         return
@@ -371,8 +371,8 @@ def test_a_key_of_another_type(sinks: Sinks, redis_client: Any, remedy: str) -> 
 
 
 @pytest.mark.remedy(Remedy.DELETE_KEY)
-def test_a_history_of_another_type(sinks: Sinks, redis_client: Any) -> None:
-    """It is no count: nothing else is needed."""
+def test_history_of_another_type(sinks: Sinks, redis_client: Any) -> None:
+    """The history is not a count, so nothing is counted again."""
     sinks.run(sinks.start(), 0, 1)
     redis_client.delete("{counts}:history")
     redis_client.set("{counts}:history", "text")

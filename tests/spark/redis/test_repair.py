@@ -1,4 +1,4 @@
-"""A marker that went back: what is planned, and a real Valkey that really went back, repaired and killed in between."""
+"""Repairs after lost batches: their plan, and a real Valkey that is rolled back, repaired and killed meanwhile."""
 
 import os
 import random
@@ -40,7 +40,7 @@ BATCHES = 8
 
 @pytest.fixture
 def files(tmp_path: Path) -> SparkFiles:
-    """A checkpoint that has committed every batch of `batch_of`; batch 0 has no offsets."""
+    """Return a checkpoint with every batch of `batch_of` committed; batch 0 has no offsets."""
     made = SparkFiles(tmp_path / "checkpoint")
     for number in range(BATCHES):
         made.plan(number, {"clicks": {"0": 10 * number}})
@@ -56,15 +56,15 @@ def checkpoint(files: SparkFiles) -> LocalCheckpoint:
 def marker(of: Batch, *, chunks: int = 0, done: tuple[int, ...] = (), complete: bool = True) -> Marker:
     fields = first_fields(of) | begun_fields(None, of, chunks=chunks, started_ms=1)
     fields |= completed_fields(started_ms=1, finished_ms=2) if complete else {}
-    found = parse("m", fields | {f"chunk:{number}": "1" for number in done})
-    assert found is not None
-    return found
+    parsed = parse("m", fields | {f"chunk:{number}": "1" for number in done})
+    assert parsed is not None
+    return parsed
 
 
-def planned(found: Marker | None, checkpoint: LocalCheckpoint, number: int = 6) -> Step | Refuse | None:
-    assert found is not None
+def planned(held: Marker | None, checkpoint: LocalCheckpoint, number: int = 6) -> Step | Refuse | None:
+    assert held is not None
     target = checkpoint.batch(number, plan="p", plan_version=1)
-    return next_step(found, target, checkpoint, wording("m", "reset"))
+    return next_step(held, target, checkpoint, wording("m", "reset"))
 
 
 def test_steps_of_a_repair(checkpoint: LocalCheckpoint) -> None:
@@ -104,8 +104,8 @@ def test_another_topic_id_is_refused(files: SparkFiles, checkpoint: LocalCheckpo
     step = planned(marker(batch_of(3, topic_ids={"clicks": "id-2"})), checkpoint)
     assert isinstance(step, Step)
     assert step.missing == MissingRanges((OffsetRange("clicks", 0, 30, 50),), {"clicks": "id-2"})
-    found = marker(batch_of(3, topic_ids={"clicks": "id-1"}))
-    assert_refused(planned(found, checkpoint), "clicks was deleted and created again since: id id-1 is now id-2")
+    held = marker(batch_of(3, topic_ids={"clicks": "id-1"}))
+    assert_refused(planned(held, checkpoint), "clicks was deleted and created again since: id id-1 is now id-2")
 
 
 REFUSED: Mapping[str, tuple[Marker, str]] = {
@@ -128,24 +128,24 @@ REFUSED: Mapping[str, tuple[Marker, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_repaired_rightly_is_refused(checkpoint: LocalCheckpoint, case: str) -> None:
-    found, sentence = REFUSED[case]
-    assert_refused(planned(found, checkpoint), sentence)
+def test_impossible_repair_is_refused(checkpoint: LocalCheckpoint, case: str) -> None:
+    held, message = REFUSED[case]
+    assert_refused(planned(held, checkpoint), message)
 
 
-def test_a_stateful_query_is_refused(checkpoint: LocalCheckpoint) -> None:
+def test_repair_of_stateful_query_is_refused(checkpoint: LocalCheckpoint) -> None:
     assert refusal_of_state(checkpoint, wording("m", "reset")) is None
     (checkpoint.directory / "state" / "0").mkdir(parents=True)
     assert_refused(refusal_of_state(checkpoint, wording("m", "reset")), "of a stateful query .*/state.*restore Redis")
 
 
-def assert_refused(found: Step | Refuse | None, sentence: str) -> None:
-    assert isinstance(found, Refuse)
-    with pytest.raises(AssertionError, match=sentence):
-        raise AssertionError(found.reason)
+def assert_refused(step: Step | Refuse | None, message: str) -> None:
+    assert isinstance(step, Refuse)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(step.reason)
 
 
-def test_a_compacted_topic_is_not_read_again(cluster: Cluster, bootstrap: str, topic: str) -> None:
+def test_compacted_topic_is_not_read_again(cluster: Cluster, bootstrap: str, topic: str) -> None:
     cluster.create_topic(topic, 1, configs={"cleanup.policy": "delete,compact"})
     no_session: Any = None
     with pytest.raises(InputCompacted, match=f"topic {topic} has cleanup.policy '.*compact.*'"):
@@ -157,7 +157,7 @@ def test_a_compacted_topic_is_not_read_again(cluster: Cluster, bootstrap: str, t
 
 
 class Loaded:
-    """Stands in for a session: keeps the options and plans what Spark would read by them."""
+    """A stand-in for a session that plans the ranges that Spark would read with the given options."""
 
     read = property(lambda self: self)
 
@@ -185,8 +185,8 @@ def test_exactly_the_missing_ranges_are_read(cluster: Cluster, bootstrap: str, t
 
     def planned_of(topic_id: str, *ranges: OffsetRange) -> list[OffsetRange]:
         loaded: Any = read_again(Loaded(), options, MissingRanges(ranges, {topic: topic_id}))  # type: ignore[arg-type]
-        found: list[OffsetRange] = loaded.ranges()
-        return found
+        planned_ranges: list[OffsetRange] = loaded.ranges()
+        return planned_ranges
 
     same = str(cluster.require_topic(topic).topic_id)
     assert planned_of(same, *wanted) == list(wanted)
@@ -200,7 +200,7 @@ def test_exactly_the_missing_ranges_are_read(cluster: Cluster, bootstrap: str, t
 
 
 class PastRedis:
-    """Goes back to what it was: its files are copied, and put back after a kill."""
+    """A Redis that can be rolled back: a copy of its files is restored after a kill."""
 
     def __init__(self, server: RedisProcess, *, appendonly: bool) -> None:
         self.server = server
@@ -254,7 +254,7 @@ def test_killed_repairs_are_finished(past: PastRedis, checkpoint: LocalCheckpoin
 
     for steps in range(1, len(names)):
         past.go_back()
-        for killed_at in (steps, steps // 2):  # Twice, the second time in the repair of what the first one left.
+        for killed_at in (steps, steps // 2):  # Twice, the second time in the repair after the first kill.
             killed = Driver(url, keys, checkpoint=checkpoint).steps(batch_of(7))
             for _ in range(killed_at):
                 next(killed, None)
@@ -283,7 +283,7 @@ def test_redis_loses_writes_during_its_repair(past: PastRedis, checkpoint: Local
 
 
 class Writer:
-    """Writes batch after batch by the sink's own steps to a Redis that is killed, and counts again what that lost."""
+    """A writer of batches to a Redis that is killed; it counts the losses again by the sink's own steps."""
 
     def __init__(self, server: RedisProcess, directory: Path) -> None:
         self.server, self.keys = server, new_keys()
@@ -302,8 +302,8 @@ class Writer:
         self.repair_steps += sum(step.endswith("complete") for step in steps)
         self.number += 1
 
-    def write_while(self, going_on: Callable[[], bool]) -> None:
-        while going_on():
+    def write_while(self, is_running: Callable[[], bool]) -> None:
+        while is_running():
             try:
                 self.write_next()
             except (redis.RedisError, OnceflowError):
@@ -314,7 +314,7 @@ class Writer:
 
 
 class Killer:
-    """Kills the server of a `Writer` that goes on meanwhile."""
+    """A killer of the server of a running `Writer`."""
 
     def __init__(self, writer: Writer, chance: random.Random) -> None:
         self._writer, self._server, self._chance = writer, writer.server, chance
@@ -326,22 +326,22 @@ class Killer:
         self._server.start()
 
     def cut_power(self) -> None:
-        """The end of the file is lost, with a batch at least that was acknowledged."""
+        """Kill the server and truncate its file, with at least one acknowledged batch."""
         files, sizes = [], []
         for _ in range(2):
             time.sleep(self._chance.uniform(0.01, 0.5))
             files.append(append_only_file(self._server))
             sizes.append(files[-1].stat().st_size)
-            self._wait_for_a_batch_that_begins_now()
+            self._wait_for_a_whole_batch()
         self._server.kill()
-        if {*files} == {append_only_file(self._server)}:  # It was not being rewritten.
+        if {*files} == {append_only_file(self._server)}:  # Redis did not rewrite the file meanwhile.
             os.truncate(files[0], self._chance.randint(*sizes))
             self.losses += 1
         self._server.start()
 
-    def _wait_for_a_batch_that_begins_now(self) -> None:
-        under_way = self._writer.number
-        wait_until(lambda: self._writer.number > under_way + 1, f"batch {under_way + 1}")
+    def _wait_for_a_whole_batch(self) -> None:
+        current = self._writer.number
+        wait_until(lambda: self._writer.number > current + 1, f"batch {current + 1}")
 
 
 def write_while_redis_is_killed(writer: Writer, kill: Callable[[], None]) -> None:
@@ -356,7 +356,7 @@ def write_while_redis_is_killed(writer: Writer, kill: Callable[[], None]) -> Non
 
 @pytest.fixture
 def unsynced(new_redis: Callable[..., RedisProcess], tmp_path: Path) -> Iterator[Writer]:
-    """Its batches are acknowledged before they are on the disk. The first one is there."""
+    """Return a writer whose Redis acknowledges batches before they are on disk; the first batch is written."""
     server = new_redis(appendfsync="everysec")
     writer = Writer(server, tmp_path / "long")
     writer.write_next()
@@ -364,7 +364,7 @@ def unsynced(new_redis: Callable[..., RedisProcess], tmp_path: Path) -> Iterator
     redis_pool.close(server.url)
 
 
-def test_what_power_cuts_take_is_counted_again(unsynced: Writer) -> None:
+def test_losses_of_power_cuts_are_recounted(unsynced: Writer) -> None:
     killer = Killer(unsynced, random.Random(6))
     for cuts in (1, 2, 3):
         write_while_redis_is_killed(unsynced, killer.cut_power)
@@ -375,7 +375,7 @@ def test_what_power_cuts_take_is_counted_again(unsynced: Writer) -> None:
 def test_redis_with_everysec_is_killed_and_repaired(
     unsynced: Writer, record_property: Callable[[str, object], None]
 ) -> None:
-    """Every loss is noticed and counted again: the sums are exact after each of the kills and power cuts."""
+    """Redis with appendfsync everysec is killed and loses power for two minutes; the sink repairs every loss."""
     chance = random.Random(6)
     killer, kills = Killer(unsynced, chance), 0
     deadline = time.monotonic() + 120
@@ -386,7 +386,7 @@ def test_redis_with_everysec_is_killed_and_repaired(
         assert unsynced.repairs - repairs >= killer.losses - losses
     assert killer.losses > 0
     record_property("Redis kills", kills)
-    record_property("of them took acknowledged batches", killer.losses)
+    record_property("kills that lost acknowledged batches", killer.losses)
     record_property("losses repaired", unsynced.repairs)
-    record_property("steps of repairs", unsynced.repair_steps)
+    record_property("repair steps", unsynced.repair_steps)
     record_property("batches", unsynced.number)

@@ -1,4 +1,4 @@
-"""A batch's rows in the driver, with real Spark: what is collected unmeasured, and what is left to the measuring."""
+"""A batch's rows with real Spark: small batches are collected at once, others are measured first."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis.rows import Collected
 from onceflow.spark.redis.scripts import Append, IncompatibleData, Increment, Keys, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import RedisSink
-from tests.spark.redis_steps import noting_rows
+from tests.spark.redis_steps import recording_rows
 from tests.spark.test_redis_sink import Sinks, assert_counted, files, marker_of, redis_client, sinks
 
 __all__ = ["files", "redis_client", "sinks"]
@@ -30,22 +30,22 @@ LONG = redis_rows.FIELD_BYTES_MAX + 1
 GOOD = "('count', binary('a'), 1L)"
 
 
-def test_rows_come_summed(spark: SparkSession) -> None:
+def test_collected_rows_are_summed(spark: SparkSession) -> None:
     rows = spark.sql(
-        "SELECT * FROM VALUES ('count', binary('a'), 1L, NULL), ('count', binary('b'), 2L, binary('not looked at')), "
+        "SELECT * FROM VALUES ('count', binary('a'), 1L, NULL), ('count', binary('b'), 2L, binary('ignored')), "
         "('count', binary('a'), 3L, NULL), ('visit', binary('v2'), 2L, NULL), ('visit', binary('v1'), 1L, NULL), "
         "('name', binary('a'), 7L, binary('old')), ('name', binary('a'), 8L, binary('new')) "
         "AS t(target, field, amount, value)"
     ).repartition(3)
-    found = redis_rows.collected_unmeasured(rows, PROFILES)
-    assert found is not None
-    assert found._replace(entries={"visit": sorted(found.entries["visit"])}) == Collected(
+    batch = redis_rows.collected_unmeasured(rows, PROFILES)
+    assert batch is not None
+    assert batch._replace(entries={"visit": sorted(batch.entries["visit"])}) == Collected(
         7,
         {("count", b"a"): 4, ("count", b"b"): 2},
         {("name", b"a"): (8, b"new")},
         {"visit": [(1, b"v1"), (2, b"v2")]},
     )
-    assert redis_rows.collected(redis_rows.with_value(rows, PROFILES), PROFILES).counts == found.counts
+    assert redis_rows.collected(redis_rows.with_value(rows, PROFILES), PROFILES).counts == batch.counts
 
 
 def test_no_rows(spark: SparkSession) -> None:
@@ -53,16 +53,16 @@ def test_no_rows(spark: SparkSession) -> None:
     assert redis_rows.collected_unmeasured(none, COUNTS) == Collected(0, {}, {}, {"dead": []})
 
 
-@pytest.mark.parametrize(("rows", "comes"), [(20, True), (21, False)])
+@pytest.mark.parametrize(("rows", "is_collected"), [(20, True), (21, False)])
 def test_too_many_rows_are_measured(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows: int, comes: bool
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, rows: int, is_collected: bool
 ) -> None:
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 5)
     monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 4)
     numbered = spark.range(0, rows, 1, 2).selectExpr("'count' AS target", "binary(string(id)) AS field", "id AS amount")
-    found = redis_rows.collected_unmeasured(numbered, COUNTS)
-    assert (found is not None) == comes
-    assert found is None or found.counts == {("count", b"%d" % number): number for number in range(rows)}
+    batch = redis_rows.collected_unmeasured(numbered, COUNTS)
+    assert (batch is not None) == is_collected
+    assert batch is None or batch.counts == {("count", b"%d" % number): number for number in range(rows)}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_invalid_rows_are_measured(spark: SparkSession, row: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["CAST(NULL AS BINARY)", f"binary(repeat('x', {LONG}))"])
-def test_so_is_a_value(spark: SparkSession, value: str) -> None:
+def test_invalid_values_are_measured(spark: SparkSession, value: str) -> None:
     rows = spark.sql(f"SELECT * FROM VALUES ('name', binary('a'), 1L, {value}) AS t(target, field, amount, value)")
     assert redis_rows.collected_unmeasured(rows, PROFILES) is None
 
@@ -109,16 +109,16 @@ def test_so_is_a_value(spark: SparkSession, value: str) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the batches that are measured."""
-    found: list[int] = []
+    """Record the numbers of the measured batches."""
+    numbers: list[int] = []
     measure: Callable[..., Any] = redis_rows.measured
 
-    def noted(rows: DataFrame, keys: Keys, batch: int) -> Any:
-        found.append(batch)
+    def recording(rows: DataFrame, keys: Keys, batch: int) -> Any:
+        numbers.append(batch)
         return measure(rows, keys, batch)
 
-    monkeypatch.setattr(redis_rows, "measured", noted)
-    return found
+    monkeypatch.setattr(redis_rows, "measured", recording)
+    return numbers
 
 
 def test_small_batches_are_measured_once(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
@@ -129,7 +129,7 @@ def test_small_batches_are_measured_once(sinks: Sinks, redis_client: Any, measur
 
 
 def test_stateful_query_is_always_measured(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
-    """A window that closes brings rows of offsets long past."""
+    """A closing window produces rows from much earlier offsets."""
     sink = sinks.start()
     sinks.run(sink, 0, 1, 2)
     (sinks.files.directory / "state" / "0").mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_stateful_query_is_always_measured(sinks: Sinks, redis_client: Any, meas
 def test_failed_batch_is_measured_again(
     sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that passes spark.driver.maxResultSize, also where the query is started with the same sink again."""
+    """A batch fails, for example, above spark.driver.maxResultSize; the query may restart with the same sink."""
     sink = sinks.start()
     sinks.run(sink, 0, 1, 2)
     with monkeypatch.context() as patch:
@@ -156,7 +156,7 @@ def test_failed_batch_is_measured_again(
 def test_large_batch_after_small_ones_has_chunks(
     sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batch 0 has no rows, those after it have 63 that are 43 to be written, in two tasks."""
+    """Batch 0 has no rows; each later one has 63, which are 43 sums from two tasks."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 42)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
     sinks.run(sinks.start(), 0, 1, 2)
@@ -183,6 +183,6 @@ def test_small_batches_are_read_once(sinks: Sinks, redis_client: Any, tmp_path: 
 
     rows = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)")
     sinks.files.plan(2, {"clicks": {"0": 20}})
-    sink(rows.mapInArrow(noting_rows(read), rows.schema), 2)
+    sink(rows.mapInArrow(recording_rows(read), rows.schema), 2)
     assert read.read_text() == "1\n"
     assert redis_client.hget("counts", "a") == b"1"

@@ -1,4 +1,4 @@
-"""The Lua scripts against a real Valkey: crashes, replays, older owners and values that do not fit."""
+"""The Lua scripts against a real Valkey: crashes, replays, older owners and incompatible values."""
 
 import random
 import threading
@@ -46,19 +46,19 @@ def run(driver: Driver, *numbers: int) -> None:
 
 
 def dump(client: redis.Redis) -> dict[bytes, Any]:
-    """The whole database, as text that changes with any change."""
+    """Return all keys with their values in serialized form."""
     return {key: client.dump(key) for key in client.scan_iter("*")}
 
 
-def test_batches_one_after_the_other(url: str, keys: Keys) -> None:
+def test_successive_batches(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     run(driver, 0, 1, 2, 3)
     assert_counts(driver.client, keys, 4)
-    found = driver.marker()
-    assert found is not None
-    assert (found.batch, found.complete, found.chunks_done) == (3, True, frozenset())
-    assert found.offsets == {"clicks": {"0": 30}}
-    assert found.since == {"clicks": {"0": 0}}
+    marker = driver.marker()
+    assert marker is not None
+    assert (marker.batch, marker.complete, marker.chunks_done) == (3, True, frozenset())
+    assert marker.offsets == {"clicks": {"0": 30}}
+    assert marker.since == {"clicks": {"0": 0}}
 
 
 @pytest.mark.parametrize("killed_after", ["nothing", "acquire", "whole"])
@@ -73,7 +73,7 @@ def test_kill_in_a_small_batch(url: str, keys: Keys, killed_after: str) -> None:
 
 
 @pytest.mark.parametrize("killed_after", ["nothing", *STEPS])
-def test_a_kill_in_a_batch_of_chunks(url: str, keys: Keys, killed_after: str) -> None:
+def test_kill_in_a_batch_of_chunks(url: str, keys: Keys, killed_after: str) -> None:
     run(Driver(url, keys), 0)
     killed = Driver(url, keys).steps(batch_of(1))
     for step in killed if killed_after != "nothing" else ():
@@ -256,7 +256,7 @@ def test_wrong_value_stops_the_chunk_before_writing(url: str, keys: Keys, value:
 
 
 @pytest.mark.parametrize("amount", [10**18, -(10**18), 2**63 - 1])
-def test_an_amount_beyond_18_digits_is_refused(url: str, keys: Keys, amount: int) -> None:
+def test_amount_beyond_18_digits_is_refused(url: str, keys: Keys, amount: int) -> None:
     driver = Driver(url, keys)
     driver.acquire(batch_of(0))
     before = dump(driver.client)
@@ -265,7 +265,7 @@ def test_an_amount_beyond_18_digits_is_refused(url: str, keys: Keys, amount: int
     assert dump(driver.client) == before
 
 
-def test_18_digits_and_18_digits_fit(url: str, keys: Keys) -> None:
+def test_two_amounts_of_18_digits_fit(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     driver.acquire(batch_of(0))
     largest = 10**18 - 1
@@ -314,7 +314,7 @@ def test_scripts_survive_a_flushed_script_cache(url: str, keys: Keys) -> None:
     assert_counts(driver.client, keys, 3)
 
 
-def test_a_full_redis_refuses_the_whole_script(url: str, keys: Keys) -> None:
+def test_full_redis_refuses_the_whole_script(url: str, keys: Keys) -> None:
     driver = Driver(url, keys)
     run(driver, 0)
     before = {name: driver.client.dump(name) for name in keys.all}
@@ -341,7 +341,7 @@ def test_random_kills_and_takeovers(url: str) -> None:
                 for _ in driver.steps(batch_of(batch)):
                     if chance.random() < 0.25:
                         raise InterruptedError
-                if chance.random() < 0.7:  # Spark's commit; without it the batch comes again
+                if chance.random() < 0.7:  # Spark's commit; without it, Spark repeats the batch.
                     batch += 1
             except InterruptedError:
                 driver = Driver(url, keys)
@@ -351,9 +351,9 @@ def test_random_kills_and_takeovers(url: str) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize(("appendfsync", "settled"), [("always", False), ("everysec", False), ("everysec", True)])
 def test_redis_killed_at_random_moments(new_redis: Callable[..., Any], appendfsync: str, settled: bool) -> None:
-    """Nothing acknowledged is lost with `always`, nor with `everysec` once it is settled.
+    """Redis with `always`, or with `everysec` and a wait for the sync, loses no acknowledged batch when it is killed.
 
-    `everysec` alone may lose the newest batches, never a part of one, and the marker tells.
+    `everysec` alone may lose the newest batches, never a part of one, and the marker shows it.
     """
     server, keys = new_redis(appendfsync=appendfsync), new_keys()
     kills, lost, batch = 0, 0, 0
@@ -377,10 +377,10 @@ def test_redis_killed_at_random_moments(new_redis: Callable[..., Any], appendfsy
                 batch += 1
             except (redis.RedisError, MarkerMoved, MarkerRefused):
                 driver = Driver(server.url, keys)
-                found = _marker_when_up(driver)
-                going_on = 0 if found is None else found.batch_done + 1
-                lost += max(0, batch - going_on)
-                batch = min(batch, going_on)
+                marker = _marker_when_up(driver)
+                resumed = 0 if marker is None else marker.batch_done + 1
+                lost += max(0, batch - resumed)
+                batch = min(batch, resumed)
         killer.join()
         kills += 1
     driver = Driver(server.url, keys)
@@ -397,8 +397,8 @@ def _marker_when_up(driver: Driver) -> Any:
             return driver.marker()
         except redis.RedisError:
             time.sleep(0.05)
-    raise AssertionError("Redis did not come back")
+    raise AssertionError("Redis did not restart")
 
 
-def test_the_model_of_these_tests_counts() -> None:
+def test_expected_counts_add_up() -> None:
     assert expected_counts(2)["count"][b"user 3"] == 3 + 4

@@ -1,4 +1,4 @@
-"""The sink's steps on a real master that its Sentinel replaces, and addresses of Sentinels that lead nowhere."""
+"""The sink's steps while a Sentinel replaces a real master, and wrong addresses of Sentinels."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from onceflow.remedies import Remedy
 from onceflow.spark.redis.scripts import Keys, MarkerMoved
 from tests import remedies
 from tests.conftest import RedisProcess
-from tests.spark.redis_servers import SERVICE, Sentinel, servers_in, taking_back, wait_until, watched
+from tests.spark.redis_servers import SERVICE, Sentinel, losing_writes, servers_in, wait_until, watched
 from tests.spark.redis_steps import CHUNKS, Driver, assert_counts, batch_of, chunk_of, new_keys, rows_of
 
 
@@ -29,7 +29,7 @@ def sentinel(tmp_path: Path, new_redis: Callable[..., RedisProcess]) -> Iterator
 
 @pytest.fixture(scope="module")
 def resting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sentinel]:
-    """For the tests that change nothing about it."""
+    """Start servers and Sentinel for tests that do not change them."""
     with (
         servers_in(lambda: tmp_path_factory.mktemp("server")) as make,
         watched(tmp_path_factory.mktemp("sentinel"), make) as sentinel,
@@ -58,7 +58,7 @@ def test_new_master_within_a_batch(sentinel: Sentinel) -> None:
         driver.chunk(batch, 0, rows_of_chunk(1, 0))
         wait_until(lambda: driver.client.wait(1, 100) == 1, "a replica in step")
         sentinel.master.kill()
-        sentinel.notice()
+        sentinel.detect_failures()
         for chunk in range(1, CHUNKS):
             driver.chunk(batch, chunk, rows_of_chunk(1, chunk))
         driver.complete(batch)
@@ -68,7 +68,7 @@ def test_new_master_within_a_batch(sentinel: Sentinel) -> None:
         assert results.clicks_of("user 1") == 6
 
 
-@pytest.mark.parametrize("lost", ["chunk 1", "a complete batch and its successor's begin"])
+@pytest.mark.parametrize("lost", ["chunk 1", "a complete batch and the begin of the next"])
 def test_losses_of_failover_are_repaired(sentinel: Sentinel, lost: str) -> None:
     keys = new_keys()
     driver = Driver(sentinel.url, keys)
@@ -77,7 +77,7 @@ def test_losses_of_failover_are_repaired(sentinel: Sentinel, lost: str) -> None:
         driver.begin(batch_of(1))
         driver.chunk(batch_of(1), 0, rows_of_chunk(1, 0))
     wait_until(lambda: driver.client.wait(1, 100) == 1, "a replica in step")
-    with taking_back(sentinel, sentinel.master, sentinel.replica):
+    with losing_writes(sentinel, sentinel.master, sentinel.replica):
         if lost == "chunk 1":
             driver.chunk(batch_of(1), 1, rows_of_chunk(1, 1))
         else:
@@ -95,15 +95,16 @@ def test_losses_of_failover_are_repaired(sentinel: Sentinel, lost: str) -> None:
 
 
 @pytest.mark.campaign  # A Sentinel makes a former master a replica after ten seconds.
-def test_master_that_became_replica_is_left(sentinel: Sentinel) -> None:
+def test_demoted_master_is_no_longer_used(sentinel: Sentinel) -> None:
+    """The sink still writes a batch to a demoted master; the next batch notices the loss, and it is written again."""
     keys = new_keys()
     driver = Driver(sentinel.url, keys)
     run(driver, 0)
     asking: Any = redis.Redis("127.0.0.1", sentinel.port)
     asking.execute_command("SENTINEL", "FAILOVER", SERVICE)
-    found: Any = redis_pool.client(sentinel.url).connection_pool.connection_kwargs["find"]
-    wait_until(lambda: found() == ("127.0.0.1", sentinel.replica.port), "another master")
-    run(driver, 1)  # By a connection to the former one, which still believes that it is the master.
+    find: Any = redis_pool.client(sentinel.url).connection_pool.connection_kwargs["find"]
+    wait_until(lambda: find() == ("127.0.0.1", sentinel.replica.port), "another master")
+    run(driver, 1)  # Over a connection to the former master, which still considers itself master.
     assert_counts(sentinel.admin(sentinel.master), keys, 2)
     follows = sentinel.admin(sentinel.master)
     wait_until(lambda: follows.info("replication").get("master_link_status") == "up", "a master that follows")
@@ -111,21 +112,21 @@ def test_master_that_became_replica_is_left(sentinel: Sentinel) -> None:
         driver.begin(batch_of(2))
     run(driver, 1, 2)
     assert_counts(sentinel.admin(sentinel.replica), keys, 3)
-    print("a failover while the former master took another batch: found by the next one, and written again")
+    print("a failover while the former master accepted another batch: detected at the next one, and written again")
 
 
 def test_connection_to_a_replica_is_replaced(sentinel: Sentinel) -> None:
-    """What Sentinels say of a moment ago: the server is a replica by now."""
-    found: Any = redis_pool.client(sentinel.url).connection_pool.connection_kwargs["find"]
-    answers = iter([("127.0.0.1", sentinel.replica.port)])
+    """The Sentinel's information is out of date: the server is now a replica."""
+    find: Any = redis_pool.client(sentinel.url).connection_pool.connection_kwargs["find"]
+    outdated = iter([("127.0.0.1", sentinel.replica.port)])
     pool: Any = redis_pool.client(sentinel.url).connection_pool
     pool.disconnect()
     pool.reset()
-    pool.connection_kwargs["find"] = lambda: next(answers, None) or found()
+    pool.connection_kwargs["find"] = lambda: next(outdated, None) or find()
     keys = new_keys()
     run(Driver(sentinel.url, keys), 0)
     assert_counts(sentinel.admin(sentinel.master), keys, 1)
-    assert next(answers, None) is None
+    assert next(outdated, None) is None
 
 
 def test_wait_for_a_master_ends(sentinel: Sentinel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,21 +139,21 @@ def test_wait_for_a_master_ends(sentinel: Sentinel, monkeypatch: pytest.MonkeyPa
     with pytest.raises(redis.ConnectionError) as raised:
         driver.acquire(batch_of(1))
     assert code_of(raised.value) is None
-    said = str(redis_errors.failed(sentinel.url, "in batch 1", raised.value))
-    assert said.startswith(f"Redis at {sentinel.url} failed in batch 1")
+    message = str(redis_errors.failed(sentinel.url, "in batch 1", raised.value))
+    assert message.startswith(f"Redis at {sentinel.url} failed in batch 1")
 
 
 @pytest.mark.remedy(Remedy.WATCHED_MASTER)
-def test_a_master_that_no_sentinel_watches(resting: Sentinel) -> None:
+def test_unwatched_master(resting: Sentinel) -> None:
     with pytest.raises(RedisAddressInvalid, match="do not monitor a master 'other'") as raised:
         redis_pool.client(resting.url.replace(SERVICE, "other"))
     remedies.find(Remedy.WATCHED_MASTER, raised.value)
-    asked: Any = redis.Redis("127.0.0.1", resting.port)
-    (name,) = asked.sentinel_masters()
+    client: Any = redis.Redis("127.0.0.1", resting.port)
+    (name,) = client.sentinel_masters()
     assert redis_pool.client(resting.url.replace(SERVICE, name)).ping()
 
 
-def test_sentinels_that_are_away(resting: Sentinel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_sentinels(resting: Sentinel, monkeypatch: pytest.MonkeyPatch) -> None:
     away = "127.0.0.1:1"
     client: Any = redis_pool.client(resting.url.replace("://", f"://{away},"))
     assert client.ping()

@@ -1,4 +1,4 @@
-"""Values set if newer, and entries of streams: in the same scripts as the counts, checked and fenced alike."""
+"""Values set if newer, and stream entries: written, checked and fenced in the same scripts as the counts."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ VALUES, VERSIONS, STREAM = KEYS.sets[0].key, KEYS.sets[0].versions_key, KEYS.str
 
 
 def rows_of(number: int) -> list[Row]:
-    """One count, and values whose versions go up, down, and stay."""
+    """Return one count, and values whose versions rise, fall and stay."""
     versions = {b"up": number, b"down": -number, b"same": 5, b"to and fro": (7 * number) % 4}
     sets: list[Row] = [("latest", field, version, b"%d" % number) for field, version in versions.items()]
     return [("count", b"a", 1, None), *sets]
@@ -71,7 +71,7 @@ def entries_of(number: int) -> list[bytes]:
 
 
 class Writer(Driver):
-    """A start of the query whose batches have an entry or two for the stream."""
+    """A start of the query whose batches also have stream entries."""
 
     def lists(self, batch: Batch) -> list[Any]:
         history = Append("history", self.keys.history, 5)
@@ -133,7 +133,7 @@ def test_every_script_sent_again_changes_nothing(url: str) -> None:
 
 
 @pytest.mark.parametrize("killed_after", range(CHUNKS + 2))
-def test_a_kill_in_a_batch_of_chunks(url: str, killed_after: int) -> None:
+def test_kill_in_a_batch_of_chunks(url: str, killed_after: int) -> None:
     driver = Writer(url, KEYS)
     driver.acquire(batch_of(0))
     driver.whole(batch_of(0), rows_of(0))
@@ -149,9 +149,9 @@ def test_a_kill_in_a_batch_of_chunks(url: str, killed_after: int) -> None:
             ),
             lambda start=start: start.complete(batch),
         ]
-        found = start.marker()
-        assert found is not None
-        for step in steps[: 0 if found.batch_done == 1 else left]:
+        marker = start.marker()
+        assert marker is not None
+        for step in steps[: 0 if marker.batch_done == 1 else left]:
             step()
     assert state(driver.client) == expected(2)
     with pytest.raises(OwnerLost):
@@ -178,7 +178,7 @@ def test_versions_are_compared_exactly(url: str) -> None:
         assert driver.client.hgetall(VERSIONS) == versions
 
 
-def test_last_bytes_of_one_version_win(url: str) -> None:
+def test_greatest_value_of_one_version_wins(url: str) -> None:
     values = [b"", b"\x00", b"a", b"a\x00", b"B", b"\xff", b"\xfe\xff", "é".encode(), b"x" * 1000]
     for seed in range(5):
         keys = keys_of(f"order-{seed}")
@@ -192,12 +192,12 @@ def test_last_bytes_of_one_version_win(url: str) -> None:
 MISFITS = {
     "values of another type": lambda client: (client.delete(VALUES), client.set(VALUES, "x")),
     "versions of another type": lambda client: (client.delete(VERSIONS), client.rpush(VERSIONS, "x")),
-    "a version that is none": lambda client: client.hset(VERSIONS, "to and fro", "5.0"),
+    "a version that is not an integer": lambda client: client.hset(VERSIONS, "to and fro", "5.0"),
     "a stream of another type": lambda client: (client.delete(STREAM), client.hset(STREAM, "x", "1")),
-    "an entry of somebody else": lambda client: client.xadd(STREAM, {"x": "1"}),
-    "an entry that was deleted": lambda client: client.xdel(STREAM, client.xadd(STREAM, {"x": "1"}, id="2-1")),
+    "an entry of another program": lambda client: client.xadd(STREAM, {"x": "1"}),
+    "a deleted entry": lambda client: client.xdel(STREAM, client.xadd(STREAM, {"x": "1"}, id="2-1")),
 }
-"""What stops batch 2 before its first write."""
+"""Changes in Redis that stop batch 2 before its first write."""
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
@@ -230,7 +230,7 @@ def test_user_without_stream_rights_is_refused(url: str, forbidden: str) -> None
 
 
 class Sinks:
-    """Starts of one query with values and a stream, in real Spark."""
+    """Successive starts of one query with values and a stream, in real Spark."""
 
     def __init__(self, url: str, spark: SparkSession, directory: Path) -> None:
         self.url, self.spark = url, spark
@@ -258,7 +258,7 @@ class Sinks:
         return self.frame([row for number in numbers for row in self.rows(number)])
 
     def rows(self, number: int) -> list[Row]:
-        """Values that other rows of the batch outdo, and entries in another order than that of their amounts."""
+        """Return the batch's rows, with older values among them, and entries in descending order of their amounts."""
         entries: list[Row] = [
             ("events", entry, 10 * number + index, None) for index, entry in enumerate(entries_of(number))
         ]
@@ -290,11 +290,11 @@ def sinks(url: str, spark: SparkSession, tmp_path: Path) -> Iterator[Sinks]:
 
 
 def expected_without_batch_0(batches: int) -> dict[str, Any]:
-    """What Spark's first batch, which has no rows, leaves out; its values are older than any other."""
-    found = expected(batches)
-    found["count"] = {b"a": b"%d" % (batches - 1)}
-    found["versions"][b"down"], found["values"][b"down"] = -1, b"1"
-    return found
+    """Return `expected` without batch 0, which is empty in Spark; only its value for `down` was the newest."""
+    values = expected(batches)
+    values["count"] = {b"a": b"%d" % (batches - 1)}
+    values["versions"][b"down"], values["values"][b"down"] = -1, b"1"
+    return values
 
 
 @pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 2], ids=["whole", "chunks"])
@@ -324,9 +324,9 @@ def test_real_spark_killed_repeated_and_repaired(
     sinks.start()
     sinks.batch(5)
     client = redis_pool.client(sinks.url)
-    found = state(client)
-    assert [entry for _, entry in found["stream"]] == [entry for _, entry in expected(6)["stream"]]
-    assert {**found, "stream": None} == {**expected_without_batch_0(6), "stream": None}
+    repaired = state(client)
+    assert [entry for _, entry in repaired["stream"]] == [entry for _, entry in expected(6)["stream"]]
+    assert {**repaired, "stream": None} == {**expected_without_batch_0(6), "stream": None}
 
 
 @pytest.mark.remedy(Remedy.RENAME_KEY)
@@ -345,7 +345,7 @@ def test_stream_with_foreign_entries(sinks: Sinks) -> None:
     assert [entry for _, entry in state(client)["stream"]] == [entry for _, entry in expected(4)["stream"]]
 
 
-def test_a_value_must_be_there(sinks: Sinks) -> None:
+def test_missing_value_is_refused(sinks: Sinks) -> None:
     sinks.start()
     sinks.batch(0)
     assert sinks.sink is not None

@@ -1,4 +1,4 @@
-"""What a Redis sink refuses before it has asked a Redis anything."""
+"""Options that a Redis sink refuses before it connects to a Redis."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from onceflow.spark.redis_sink import Append, Increment, RedisSink, SetIfNewer, 
 from onceflow.spark.wrong_option import WrongOption
 
 
-def made(**written: Any) -> RedisSink:
+def new_sink(**written: Any) -> RedisSink:
     return RedisSink("redis://127.0.0.1:1", hash_key="h", checkpoint="/nowhere", **written)
 
 
@@ -28,12 +28,12 @@ def made(**written: Any) -> RedisSink:
 )
 def test_duplicate_target_or_key_is_refused(twice: str, written: dict[str, Any]) -> None:
     with pytest.raises(WrongOption) as refused:
-        made(**written)
+        new_sink(**written)
     assert f"was given {twice} for more than one purpose" in str(refused.value)
 
 
 def test_distinct_targets_and_keys_are_accepted() -> None:
-    made(
+    new_sink(
         increments=[Increment("x", "h", "{h}:top")],
         appends=[Append("dead", "{h}:dead", 3)],
         sets=[SetIfNewer("last", "{h}:last", "{h}:versions")],

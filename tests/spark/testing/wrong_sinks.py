@@ -38,7 +38,7 @@ class TableSink(Sink):
         ((self.owner, text),) = self.run("UPDATE marker SET owner = owner + 1 RETURNING owner, proof")
         return Proof.parse("marker", text) if text else None
 
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
         self.values = []
 
     def write(self, rows: DataFrame) -> None:
@@ -76,7 +76,7 @@ def values_in(path: Path) -> list[str]:
 class StagedSink(TableSink):
     """A sink that stages rows in a table that readers do not use, and moves them at the commit."""
 
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
         self.run("DELETE FROM staged")
 
     def write(self, rows: DataFrame) -> None:
@@ -122,7 +122,7 @@ class OwnerTakenTooLate(TableSink):
 
 
 class WritesDirectlyToTheTable(TableSink):
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
         self.run("DELETE FROM data WHERE value LIKE ?", f"{batch.number}.%")
 
     def write(self, rows: DataFrame) -> None:
@@ -143,12 +143,12 @@ class CommitsRowByRow(TableSink):
 
 
 class KeepsStagedRows(StagedSink):
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
         pass
 
 
 class ResumesAtTheRow(StagedSink):
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
         pass
 
     def write(self, rows: DataFrame) -> None:
@@ -177,7 +177,7 @@ class MarksNoEmptyBatch(TableSink):
 
 
 class KeepsALock(TableSink):
-    def prepare(self, batch: Batch, found: Proof | None) -> None:
+    def prepare(self, batch: Batch, previous: Proof | None) -> None:
         self.run("CREATE TABLE batch_is_open (since TEXT)")
 
     def mark(self, proof: Proof) -> None:
