@@ -189,7 +189,7 @@ def test_columns_become_records(in_topic: Written, spark: SparkSession, bootstra
         again = written(bootstrap, topic)
         return [len(again[partition]) - len(records[partition]) for partition in range(4)]
 
-    # Without acks the records become readable only after the leader's next sync.
+    # With acks=1 the records become readable only after the leader's next sync.
     eventually(lambda: more() == [0, 3, 0, 0])
     assert more() == [0, 3, 0, 0]
 
