@@ -113,10 +113,10 @@ class Standalone:
         """Wait for a line in a daemon's log, and return the group of the pattern."""
         process, log = daemon
         deadline = time.monotonic() + UP_WITHIN_S
-        while (found := re.search(pattern, log.read_text())) is None:
+        while (match := re.search(pattern, log.read_text())) is None:
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        return found[1]
+        return match[1]
 
 
 @pytest.fixture(scope="module")

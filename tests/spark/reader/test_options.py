@@ -300,7 +300,7 @@ def test_stream_needs_pyspark_with_read_limits(monkeypatch: pytest.MonkeyPatch) 
     assert not isinstance(source.streamReader(source.schema()), RefusedReader)
 
 
-def test_source_of_a_wheel_takes_its_path_along(tmp_path: Path) -> None:
+def test_source_of_wheel_takes_its_path_along(tmp_path: Path) -> None:
     """Spark plans a stream's offsets in a process without `--py-files`; `make compat` runs it on a cluster."""
     archive = shutil.make_archive(str(tmp_path / "wheel"), "zip", Path(onceflow.__file__).parents[1])
     libraries = str(Path(pyspark.__file__).parents[1])
