@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import against_kafka, connector, in_process, memory, pipeline, queues, start, stored
+from benchmarks import against_kafka, connector, in_process, load, memory, pipeline, queues, start, stored
 from benchmarks.figures import Figures, Table
 
 TABLES = (
@@ -21,6 +21,7 @@ TABLES = (
     start.TABLE,
     in_process.TABLE,
     pipeline.TABLE,
+    load.TABLE,
     connector.TABLE,
 )
 logger = logging.getLogger("benchmarks")

@@ -11,6 +11,7 @@ from benchmarks.figures import Line
 from benchmarks.peers import OURS, Peer, fresh_topic, touch_memory
 
 RUNS = 5
+K = TypeVar("K")
 T = TypeVar("T")
 Measure = Callable[[Peer, str], Sequence[float]]
 """Function that measures on a fresh topic and returns a value for each `Figure` of its row."""
@@ -95,12 +96,12 @@ def measured(row: Row, peer: Peer, topic: str, config: Mapping[str, str]) -> Run
         return Run(values, peer.cpu_seconds() - before)
 
 
-def in_turns(contenders: Mapping[str, Callable[[int], T]], count: int, *, uncounted: int = 0) -> dict[str, list[T]]:
+def in_turns(contenders: Mapping[K, Callable[[int], T]], count: int, *, uncounted: int = 0) -> dict[K, list[T]]:
     """Return the results of `count` runs of each; every second round is in reverse order.
 
     `uncounted` rounds, with negative numbers, come first.
     """
-    results: dict[str, list[T]] = {name: [] for name in contenders}
+    results: dict[K, list[T]] = {name: [] for name in contenders}
     for number in range(-uncounted, count):
         for name in contenders if number % 2 == 0 else reversed(list(contenders)):
             measured_now = contenders[name](number)
