@@ -39,7 +39,7 @@ INSIDE = {
         {"sink"},
         {"reader"},
         {"connections", "exactly_once", "pushdown"},
-        {"offsets", "session", "wrong_option"},
+        {"failure", "offsets", "session", "wrong_option"},
     ),
     "cli": ({"clicks", "demo", "kafka", "log", "sinks"},),
 }

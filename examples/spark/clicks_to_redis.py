@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+import onceflow.spark
 from onceflow.spark.read_again import read_again
 from onceflow.spark.redis_sink import Increment, RedisSink
 
@@ -13,7 +14,8 @@ if len(sys.argv) != 4:
     print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
     sys.exit(2)
 bootstrap, topic, redis_url = sys.argv[1:]
-checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-clicks-{topic}"))
+onceflow.spark.install_excepthook()
+checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-clicks-{bootstrap}-{topic}".replace(":", "-")))
 # One hash per topic, and not that of `onceflow run`, which counts more and validates events: this example also adds up
 # negative counts.
 clicks = f"example::{topic}::click"

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import onceflow.spark
 from onceflow.spark.kafka_sink import kafka_sink
 
 if len(sys.argv) != 3:
     print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
     sys.exit(2)
 bootstrap, topic = sys.argv[1:]
+onceflow.spark.install_excepthook()
 # A killed or restarted query resumes from here.
-checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-copy-{topic}"))
+checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-copy-{bootstrap}-{topic}".replace(":", "-")))
 
 spark = SparkSession.builder.getOrCreate()
 rows = (

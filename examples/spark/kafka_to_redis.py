@@ -6,13 +6,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import onceflow.spark
 from onceflow.spark.redis_sink import RedisSink, SetIfNewer
 
 if len(sys.argv) != 4:
     print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
     sys.exit(2)
 bootstrap, topic, redis_url = sys.argv[1:]
-checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-latest-{topic}"))
+onceflow.spark.install_excepthook()
+checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-example-latest-{bootstrap}-{topic}".replace(":", "-")))
 
 spark = SparkSession.builder.getOrCreate()
 # A key is in one partition, so offsets serve as versions; a record without a value sets nothing. If the topic gets more

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+import onceflow.spark
 from onceflow.spark.exactly_once.checkpoint import sync_path
 from onceflow.spark.sink import Batch, CommitUnknown, ExactlyOnce, Proof, Sink
 
@@ -91,7 +92,7 @@ def main(bootstrap: str, topic: str, directory: str) -> None:
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     stream = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
     rows = stream.options(subscribe=topic, startingOffsets="earliest").load()
-    checkpoint = str(Path(directory, "checkpoint"))
+    checkpoint = str(Path(directory, f"checkpoint-{bootstrap}-{topic}".replace(":", "-")))
     sink = ExactlyOnce(ParquetSink(Path(directory)), checkpoint=checkpoint)
     sink.open(spark)
     writer = rows.selectExpr("string(value) AS value", "timestamp").writeStream.foreachBatch(sink)
@@ -104,4 +105,5 @@ if __name__ == "__main__":
     if len(sys.argv) != 4:
         print(f"usage: {str(__doc__).rpartition(': ')[2]}", file=sys.stderr)
         sys.exit(2)
+    onceflow.spark.install_excepthook()
     main(*sys.argv[1:])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import onceflow.spark
 from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.spark.serialization import StringDeserializer, StringSerializer, deserialized, serialized
 
@@ -18,7 +19,9 @@ if len(sys.argv) not in {2, 3, 5}:
 bootstrap = sys.argv[1]
 mode = sys.argv[2] if len(sys.argv) > 2 else "exactly-once"
 source, output = sys.argv[3:5] or ("flink_kafka_poc_input", "flink_kafka_poc_output")
-checkpoint = str(Path(tempfile.gettempdir(), f"onceflow-{source}-{output}-{mode}"))
+onceflow.spark.install_excepthook()
+name = f"onceflow-example-{bootstrap}-{source}-{output}-{mode}".replace(":", "-")
+checkpoint = str(Path(tempfile.gettempdir(), name))
 
 spark = SparkSession.builder.getOrCreate()
 records = (

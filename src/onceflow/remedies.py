@@ -58,6 +58,7 @@ class Remedy(StrEnum):
 
     # A checkpoint's files and who uses it
 
+    ADD_CHECKPOINT = 'add .option("checkpointLocation", "{location}") to it'
     OWN_CHECKPOINT = 'give the query .option("checkpointLocation", …) and the sink the same path'
     NAME_CHECKPOINT = "specify the query's own checkpointLocation"
     NEW_CHECKPOINT = "use a new checkpoint"

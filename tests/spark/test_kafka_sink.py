@@ -232,6 +232,7 @@ def test_example_copies_a_topic(
     """The example runs in this process and uses its Spark session."""
     cluster.create_topic(f"{copy.source}-copy", 2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", [EXAMPLE, copy.bootstrap, copy.source])
     for end in (20, 50):
         copy.produce({20: 0, 50: 20}[end], end)

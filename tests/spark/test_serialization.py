@@ -342,6 +342,7 @@ def test_the_example_copies(
     cluster.create_topic(topic, 1)
     cluster.create_topic(output, 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", [EXAMPLE, bootstrap, mode, topic, output])
     for values in (["a", "ü"], ["b"]):
         send(values)

@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from onceflow.spark import session
-from onceflow.spark.exactly_once.failure import describe, describe_stop
 from tests.processes import MARK, processes_of
 
 
@@ -44,35 +43,6 @@ def test_web_ui_is_off_by_default() -> None:
 def test_log_settings_file_exists() -> None:
     option = session.EVERYWHERE["spark.driver.extraJavaOptions"]
     assert Path(option.strip('"').partition("file://")[2]).is_file()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "[PYTHON] Failed: Traceback\n  File x\nonceflow.spark.options.WrongOption: no such; look\n SQLSTATE: 38000",
-            "no such; look",
-        ),
-        (
-            "onceflow.wire.errors.CorruptBatch: 1st\nonceflow.spark.data_loss.DataLost: it is lost SQLSTATE: 1\n\tat x",
-            "it is lost",
-        ),
-        ("[SOMETHING] of Spark's own.\n\tat org.apache", "[SOMETHING] of Spark's own."),
-        ("", "ValueError"),
-    ],
-)
-def test_message_of_a_failed_query(text: str, expected: str) -> None:
-    assert describe(ValueError(text)) == expected
-
-
-def test_reason_why_spark_stopped() -> None:
-    """Our own message, else the innermost cause in Spark's text."""
-    ours = "[STREAM_FAILED] Query terminated\n  File y\nonceflow.spark.data_loss.DataLost: t-0 is lost; do\n\tat z"
-    assert describe_stop(ValueError(ours)) == "t-0 is lost; do"
-    assert describe_stop(ValueError("java.lang.X\n at y")) == "Spark stopped the query (ValueError): java.lang.X"
-    inner = "[STREAM_FAILED] Query\nTraceback\n  File y\nKeyError: 'x'\n=== Streaming Query ==="
-    assert describe_stop(ValueError(inner)) == "Spark stopped the query (ValueError): KeyError: 'x'"
-    assert "gave no reason" in describe_stop(ValueError(""))
 
 
 def test_interrupted_start_leaves_no_jvm(java_home: str, tmp_path: Path) -> None:

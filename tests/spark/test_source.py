@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.exactly_once.failure import describe
+from onceflow.spark.failure import describe
 from tests.spark.slow_workers import finish
 
 Batches = dict[int, list[str]]

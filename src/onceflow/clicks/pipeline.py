@@ -28,7 +28,7 @@ from onceflow.clicks.stopping import stop_on_signals
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
-from onceflow.spark.exactly_once.failure import describe_stop, own_message
+from onceflow.spark.failure import describe_stop, own_message
 from onceflow.spark.read_again import read_again
 from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, KAFKA
 from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink

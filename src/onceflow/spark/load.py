@@ -27,7 +27,7 @@ from onceflow.client.lag import log_ends
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.checkpoint import sync_path
-from onceflow.spark.exactly_once.failure import describe
+from onceflow.spark.failure import describe
 from onceflow.spark.reader.options import read_options
 from onceflow.spark.reader.subscription import ASSIGN
 

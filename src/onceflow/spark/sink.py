@@ -21,7 +21,8 @@ from pyspark.sql import DataFrame
 
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once import failure, torn_files
+from onceflow.spark import failure
+from onceflow.spark.exactly_once import torn_files
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import METADATA, Checkpoint, LocalCheckpoint, checkpoint_at, other_query
 from onceflow.spark.exactly_once.checkpoint_lock import CheckpointLock, take_lock, take_name
@@ -230,10 +231,10 @@ class ExactlyOnce(RecordsFailure):
         with self._record_failure():
             self.open(rows.sparkSession)
             assert self._checkpoint is not None
-            batch = self._batch(self._checkpoint, batch_id)
-            mismatch = other_query(rows.sparkSession, batch, self._location)
+            mismatch = other_query(rows.sparkSession, self._checkpoint)
             if mismatch is not None:
                 raise MarkerRefused(mismatch)
+            batch = self._batch(self._checkpoint, batch_id)
             # The batch's offsets must survive a power cut before anything of it is written.
             self._checkpoint.prepare(batch_id)
             return write_batch(self.sink, rows, batch, self._checkpoint, self._accept)

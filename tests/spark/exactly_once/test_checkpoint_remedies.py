@@ -62,15 +62,31 @@ def test_checkpoint_of_another_query(two_batches: SparkFiles, tmp_path: Path) ->
     assert planned(two_batches.directory, 1) == (5, 6)
 
 
-@pytest.mark.remedy(Remedy.OWN_CHECKPOINT)
-def test_query_without_its_sinks_checkpoint(job: Job, send: Send) -> None:
-    """Spark gives such a query a temporary checkpoint, which the sink does not know."""
+@pytest.mark.remedy(Remedy.ADD_CHECKPOINT)
+@pytest.mark.parametrize("is_used", [False, True])
+def test_query_without_checkpoint_location(job: Job, send: Send, is_used: bool) -> None:
+    """Spark gives such a query a temporary one, which the sink does not have; its own may be new or not."""
     send(["a"])
+    if is_used:
+        job.run(job.counted())
     sink = job.sink()
-    with pytest.raises(StreamingQueryException, match="has no metadata") as raised:
+    with pytest.raises(StreamingQueryException, match=r"query \S+ has no checkpointLocation: add") as raised:
         finish(job.counted().writeStream.foreachBatch(sink))
     sink.close()
+    assert remedies.find(Remedy.ADD_CHECKPOINT, raised.value) == {"location": str(job.checkpoint)}
+    job.run(job.counted())
+    assert job.counts() == {b"a": 1}
+
+
+@pytest.mark.remedy(Remedy.OWN_CHECKPOINT)
+def test_query_with_another_checkpoint(job: Job, send: Send, tmp_path: Path) -> None:
+    send(["a"])
+    sink, own = job.sink(), tmp_path / "own"
+    with pytest.raises(StreamingQueryException) as raised:
+        finish(job.counted().writeStream.foreachBatch(sink).option("checkpointLocation", str(own)))
+    sink.close()
     remedies.find(Remedy.OWN_CHECKPOINT, raised.value)
+    assert f"has the checkpointLocation file:{own} and its sink has {job.checkpoint}: " in str(raised.value)
     job.run(job.counted())
     assert job.counts() == {b"a": 1}
 

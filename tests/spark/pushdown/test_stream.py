@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.exactly_once.failure import describe
+from onceflow.spark.failure import describe
 from tests.spark.conftest import Send
 from tests.spark.slow_workers import finish
 

@@ -51,6 +51,7 @@ def example(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def run(path: str) -> None:
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         monkeypatch.setattr(sys, "argv", [path, bootstrap, topic, server.url])
         runpy.run_path(str(ROOT / path))
 

@@ -158,6 +158,7 @@ def test_the_example_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster.create_topic(topic, 1)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(sys, "argv", [EXAMPLE, bootstrap, topic, str(tmp_path)])
     for begin, end in ((0, 3), (3, 5)):
         send([str(number) for number in range(begin, end)])

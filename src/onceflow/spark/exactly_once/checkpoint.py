@@ -10,6 +10,7 @@ is in `onceflow.spark.offsets`; `-` for a source without offsets).
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from onceflow.spark.exactly_once.batch import NO_BATCH, Batch
 _NO_OFFSETS = "-"
 METADATA = "metadata"
 """File with the query's id."""
+_TEMPORARY = re.compile(r"/temporary-[0-9a-f-]{36}$")
+"""Directory that Spark creates for a query without checkpointLocation."""
 TORN = "onceflow.torn"
 """Folder for files torn by a power cut."""
 STATE = "state"
@@ -36,13 +39,18 @@ class CheckpointNotSynced(OnceflowError):
     """The file system failed to sync the checkpoint to disk."""
 
 
-def other_query(session: Any, batch: Batch, location: str) -> str | None:
+def other_query(session: Any, checkpoint: "Checkpoint") -> str | None:
     """Return the message for a sink called by another query than its checkpoint's; None if it is the same query."""
     running = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if running is None or running == batch.query:
+    if running is None or running == checkpoint.query_id():
         return None
+    queries = session._jsparkSession.sharedState().activeStreamingQueries()
+    used = queries.get(session._jvm.java.util.UUID.fromString(running)).resolvedCheckpointRoot()
+    if _TEMPORARY.search(used):
+        remedy = Remedy.ADD_CHECKPOINT.format(location=checkpoint.location)
+        return f"query {running} has no checkpointLocation: {remedy}"
     return (
-        f"checkpoint {location} of the sink belongs to query {batch.query}, and query {running} calls the sink: "
+        f"query {running} has the checkpointLocation {used} and its sink has {checkpoint.location}: "
         f"{Remedy.OWN_CHECKPOINT}"
     )
 

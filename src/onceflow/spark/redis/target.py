@@ -21,7 +21,8 @@ from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.redis.address import shown
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once import decision, failure
+from onceflow.spark import failure
+from onceflow.spark.exactly_once import decision
 from onceflow.spark.exactly_once.batch import NO_BATCH, Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
 from onceflow.spark.exactly_once.decision import Refuse, TargetRolledBack, Wording
