@@ -34,7 +34,7 @@ INSIDE = {
     "spark": (
         {"testing"},
         {"avro", "dead_letters", "load", "read_again", "redis_tags", "serialization"},
-        {"kafka_sink", "redis_sink", "lag_listener", "source"},
+        {"kafka_sink", "redis_sink", "lag_listener", "source", "two_phase_sink"},
         {"kafka", "redis"},
         {"sink"},
         {"reader"},
