@@ -1,7 +1,9 @@
 """Messages of failed queries: the connector's own message, alone."""
 
+import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,33 @@ raise {failure}
     lines = done.stderr.splitlines()
     assert lines[-1] == last
     assert len(lines) == 1 or "ValueError: x" in last
+
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "127.0.0.1:1"
+MORE_ARGUMENTS = {
+    "clicks_to_redis.py": ["visits", f"redis://{NOWHERE}"],
+    "kafka_to_kafka.py": ["visits"],
+    "kafka_to_redis.py": ["visits", f"redis://{NOWHERE}"],
+    "parquet_sink.py": ["visits", "{directory}"],
+    "poc_copy.py": [],
+    "two_phase_sink.py": ["visits"],
+}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "spark").glob("*.py")), ids=lambda path: path.name)
+def test_examples_end_with_the_message(
+    path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An example with a wrong address ends as its own script does: the error goes to the hook that it installed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    more = [argument.format(directory=tmp_path) for argument in MORE_ARGUMENTS[path.name]]
+    monkeypatch.setattr(sys, "argv", [path.name, NOWHERE, *more])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except Exception:  # noqa: BLE001 - Spark's or ours
+        capsys.readouterr()
+        sys.excepthook(*sys.exc_info())
+    printed = capsys.readouterr().err
+    assert printed.startswith("onceflow: ") and NOWHERE in printed and printed.count("\n") == 1

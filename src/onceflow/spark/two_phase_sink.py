@@ -158,5 +158,7 @@ class TwoPhaseSink(Sink):
     @contextlib.contextmanager
     def _file(self) -> Iterator[sqlite3.Connection]:
         """Open the state file; each statement is its own transaction, synced to disk."""
-        with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as file:
+        # After a driver's thread has died, the garbage collector closes its file in another thread.
+        file = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        with contextlib.closing(file):
             yield file
