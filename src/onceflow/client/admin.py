@@ -112,7 +112,7 @@ class Admin:
         ]
         configs += [{"name": name, "config_operation": DELETE, "value": None} for name in delete]
         resource = {"resource_type": TOPIC, "resource_name": topic, "configs": configs}
-        build = _message(apis.INCREMENTAL_ALTER_CONFIGS, resources=[resource], validate_only=validate_only)
+        build = requests.message(apis.INCREMENTAL_ALTER_CONFIGS, resources=[resource], validate_only=validate_only)
         (result,) = self._router.ask_controller(apis.INCREMENTAL_ALTER_CONFIGS, build).responses
         _check(f"the configs of topic '{topic}' were not changed", result.error_code, result.error_message)
 
@@ -120,7 +120,7 @@ class Admin:
 
     def create_partitions(self, topic: str, partitions: int, *, validate_only: bool = False) -> None:
         """Increase the topic's number of partitions to `partitions`. Raises UnknownTopic, RequestRefused."""
-        build = _message(
+        build = requests.message(
             apis.CREATE_PARTITIONS,
             topics=[{"name": topic, "count": partitions, "assignments": None}],
             timeout=self._timeout(),
@@ -139,7 +139,7 @@ class Admin:
         for leader, resource in self._router.by_leader(topic, before).items():
             partitions = [{"partition_index": index, "offset": offset} for index, offset in resource.items()]
             topics = [{"name": topic, "partitions": partitions}]
-            build = _message(apis.DELETE_RECORDS, topics=topics, timeout=self._timeout())
+            build = requests.message(apis.DELETE_RECORDS, topics=topics, timeout=self._timeout())
             for entry in self._router.ask_broker(leader, apis.DELETE_RECORDS, build).topics[0].partitions:
                 _check(f"the records of {topic}-{entry.partition_index} were not deleted", entry.error_code)
                 starts[entry.partition_index] = entry.low_watermark
@@ -214,7 +214,7 @@ class Admin:
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. RequestRefused: `GROUP_ID_NOT_FOUND`, `NON_EMPTY_GROUP`."""
-        build = _message(apis.DELETE_GROUPS, groups_names=(group,))
+        build = requests.message(apis.DELETE_GROUPS, groups_names=(group,))
         (result,) = self._router.ask_coordinator(group, apis.DELETE_GROUPS, build).results
         _check(f"group '{group}' was not deleted", result.error_code)
 
@@ -245,7 +245,7 @@ class Admin:
     def delete_group_offsets(self, group: str, topic: str, partitions: Iterable[int]) -> None:
         """Delete the group's offsets of these partitions. RequestRefused: `GROUP_SUBSCRIBED_TO_TOPIC` and others."""
         resource = [{"partition_index": index} for index in partitions]
-        build = _message(apis.OFFSET_DELETE, group_id=group, topics=[{"name": topic, "partitions": resource}])
+        build = requests.message(apis.OFFSET_DELETE, group_id=group, topics=[{"name": topic, "partitions": resource}])
         response = self._router.ask_coordinator(group, apis.OFFSET_DELETE, build)
         failure = f"the offsets of group '{group}' were not deleted"
         _check(failure, response.error_code)
@@ -258,7 +258,9 @@ class Admin:
         self, *, states: Iterable[str] = (), producer_ids: Iterable[int] = ()
     ) -> list[TransactionListing]:
         """List all transactional ids, or those in one of `states` or with one of `producer_ids`."""
-        build = _message(apis.LIST_TRANSACTIONS, state_filters=tuple(states), producer_id_filters=tuple(producer_ids))
+        build = requests.message(
+            apis.LIST_TRANSACTIONS, state_filters=tuple(states), producer_id_filters=tuple(producer_ids)
+        )
         return [
             TransactionListing(listed.transactional_id, listed.producer_id, listed.transaction_state)
             for _broker_id, response in self._every_broker(apis.LIST_TRANSACTIONS, build)
@@ -267,7 +269,7 @@ class Admin:
 
     def describe_transaction(self, transactional_id: str) -> TransactionDescription:
         """Describe the transaction of that id. RequestRefused: `TRANSACTIONAL_ID_NOT_FOUND`."""
-        build = _message(apis.DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
+        build = requests.message(apis.DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
 
         def attempt() -> TransactionDescription:
             response = self._router.ask_coordinator(
@@ -286,11 +288,7 @@ class Admin:
         This is InitProducerId from outside, like Kafka's `Admin.fenceProducers`; it returns when the abort is complete.
         """
 
-        def build(_schema: Any, version: int) -> Any:
-            values: dict[str, Any] = {"transactional_id": transactional_id, "transaction_timeout": timedelta(seconds=1)}
-            if version >= 3:
-                values |= {"producer_id": -1, "producer_epoch": -1}
-            return message_of(request_class(apis.INIT_PRODUCER_ID, version), values)
+        build = requests.init_producer_id(requests.ProducerIdentity(transactional_id), 1000)
 
         def attempt() -> tuple[int, int]:
             response = self._router.ask_coordinator(
@@ -303,7 +301,7 @@ class Admin:
 
     def active_producers(self, topic: str, partition: int) -> list[ActiveProducer]:
         """Return the partition's known producers, with their open transactions. Raises UnknownTopic."""
-        build = _message(apis.DESCRIBE_PRODUCERS, topics=[{"name": topic, "partition_indexes": (partition,)}])
+        build = requests.message(apis.DESCRIBE_PRODUCERS, topics=[{"name": topic, "partition_indexes": (partition,)}])
 
         def attempt() -> list[ActiveProducer]:
             (leader,) = self._router.by_leader(topic, {partition: 0})
@@ -315,11 +313,6 @@ class Admin:
 
     def _timeout(self) -> timedelta:
         return timedelta(milliseconds=self.cluster.timeout_ms)
-
-
-def _message(api_key: int, **values: Any) -> requests.Build:
-    """Build a request whose fields are the same in every version."""
-    return lambda _schema, version: message_of(request_class(api_key, version), values)
 
 
 def _resource(kind: int, name: str) -> str:

@@ -241,8 +241,8 @@ class Cluster:
         def attempt() -> None:
             build = requests.offset_commit(group, topic, offsets)
             response = self.router.ask_coordinator(group, apis.OFFSET_COMMIT, build, 0)
-            for entry in (partition for topic in response.topics for partition in topic.partitions):
-                check_group(group, entry.error_code)
+            for code in requests.offset_codes(response):
+                check_group(group, code)
 
         self.router.retry(attempt)
 

@@ -6,7 +6,12 @@ classes differ between versions, and only this module knows how.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
+
+from onceflow.wire import TopicPartition, apis
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.frames import request_class
+from onceflow.wire.messages import message_of
 
 METADATA_VERSION_MIN = 4
 """A request before version 4 created the topic."""
@@ -25,6 +30,11 @@ OFFSET_FETCH_VERSION_MIN = 2
 """Version 2 added an error code for the whole group."""
 
 Build = Callable[[Any, int], Any]
+
+
+def message(api_key: int, **values: Any) -> Build:
+    """Build a request whose fields are the same in every version."""
+    return lambda _schema, version: message_of(request_class(api_key, version), values)
 
 
 def metadata(names: Sequence[str] | None) -> Build:
@@ -145,18 +155,96 @@ def fetched_group(response: Any) -> Any:
 
 def offset_commit(group: str, topic: str, offsets: Mapping[int, int]) -> Build:
     """Commit offsets without being a member of the group, like a reader with its own partitions."""
+    return message(apis.OFFSET_COMMIT, group_id=group, member_id="", topics=_committed(topic, offsets))
 
-    def build(schema: Any, version: int) -> Any:
-        partitions = tuple(
-            schema.OffsetCommitRequestPartition(
-                partition_index=partition, committed_offset=offset, committed_metadata=""
-            )
-            for partition, offset in offsets.items()
-        )
-        return schema.OffsetCommitRequest(
-            group_id=group,
-            member_id="",
-            topics=(schema.OffsetCommitRequestTopic(name=topic, partitions=partitions),),
-        )
 
-    return build
+def _committed(topic: str, offsets: Mapping[int, int], metadata: str = "") -> list[dict[str, Any]]:
+    partitions = [
+        {"partition_index": partition, "committed_offset": offset, "committed_metadata": metadata}
+        for partition, offset in offsets.items()
+    ]
+    return [{"name": topic, "partitions": partitions}]
+
+
+def offset_codes(response: Any) -> list[ErrorCode]:
+    """Return the error codes in a response about offsets by topic."""
+    return [entry.error_code for topic in response.topics for entry in topic.partitions]
+
+
+# Transactions
+
+
+class ProducerIdentity(NamedTuple):
+    """Producer id and epoch, -1 while it has none; without a transactional id each batch is visible at once."""
+
+    transactional_id: str | None
+    producer_id: int = -1
+    epoch: int = -1
+
+
+def init_producer_id(producer: ProducerIdentity, transaction_timeout_ms: int = 0) -> Build:
+    """Request a producer id, or the next epoch of one."""
+    known = {} if producer.producer_id < 0 else {"producer_id": producer.producer_id, "producer_epoch": producer.epoch}
+    return message(
+        apis.INIT_PRODUCER_ID,
+        transactional_id=producer.transactional_id,
+        transaction_timeout=timedelta(milliseconds=transaction_timeout_ms),
+        **known,
+    )
+
+
+def add_partitions_to_txn(producer: ProducerIdentity, partitions: Iterable[TopicPartition]) -> Build:
+    """Add partitions to a producer's transaction, before version 4."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        by_topic.setdefault(topic, []).append(partition)
+    topics = [{"name": topic, "partitions": numbers} for topic, numbers in by_topic.items()]
+    identity = {f"v3_and_below_{name}": value for name, value in _identity(producer).items()}
+    return message(apis.ADD_PARTITIONS_TO_TXN, **identity, v3_and_below_topics=topics)
+
+
+def added_codes(response: Any) -> list[ErrorCode]:
+    """Return the error codes in a response to `add_partitions_to_txn`."""
+    topics = response.results_by_topic_v3_and_below
+    return [entry.partition_error_code for topic in topics for entry in topic.results_by_partition]
+
+
+def add_offsets_to_txn(producer: ProducerIdentity, group: str) -> Build:
+    """Add a group's offsets to a producer's transaction."""
+    return message(apis.ADD_OFFSETS_TO_TXN, **_identity(producer), group_id=group)
+
+
+def txn_offset_commit(
+    producer: ProducerIdentity,
+    group: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    metadata: str = "",
+    *,
+    generation: int = -1,
+    member_id: str = "",
+    group_instance_id: str | None = None,
+) -> Build:
+    """Commit a group's offsets with a producer's transaction."""
+    return message(
+        apis.TXN_OFFSET_COMMIT,
+        **_identity(producer),
+        group_id=group,
+        generation_id=generation,
+        member_id=member_id,
+        group_instance_id=group_instance_id,
+        topics=_committed(topic, offsets, metadata),
+    )
+
+
+def end_txn(producer: ProducerIdentity, *, commit: bool) -> Build:
+    """Commit or abort a producer's transaction."""
+    return message(apis.END_TXN, **_identity(producer), committed=commit)
+
+
+def _identity(producer: ProducerIdentity) -> dict[str, Any]:
+    return {
+        "transactional_id": producer.transactional_id,
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.epoch,
+    }

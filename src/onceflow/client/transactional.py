@@ -7,13 +7,13 @@ transaction to transaction.
 """
 
 import time
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from onceflow.client import requests
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import (
     CoordinatorUnavailable,
@@ -22,15 +22,13 @@ from onceflow.client.errors import (
     ProducerFenced,
     RequestRefused,
 )
-from onceflow.client.requests import TRANSACTION, Build
+from onceflow.client.requests import TRANSACTION, Build, ProducerIdentity
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis, produce
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode, error_name
-from onceflow.wire.frames import request_class
-from onceflow.wire.messages import message_of
 from onceflow.wire.murmur2 import partition_for_key
 
 BATCH_BYTES = 512 * 1024
@@ -128,13 +126,8 @@ class TransactionalProducer:
 
     def _request_epoch(self) -> None:
         """Request a new epoch, which fences older ones; sequences restart at 0 (KIP-360)."""
-        values = {
-            "transactional_id": self.transactional_id,
-            "transaction_timeout": timedelta(milliseconds=self._transaction_timeout_ms),
-            "producer_id": self.producer_id,
-            "producer_epoch": self.epoch,
-        }
-        response = self._ask(apis.INIT_PRODUCER_ID, values, lambda response: response.error_code)
+        build = requests.init_producer_id(self._identity(), self._transaction_timeout_ms)
+        response = self._ask(apis.INIT_PRODUCER_ID, build)
         self.producer_id = int(response.producer_id)
         self.epoch = int(response.producer_epoch)
         self._next_sequence.clear()
@@ -240,30 +233,25 @@ class TransactionalProducer:
         """Commit a group's offsets with the transaction; generation and member fence a replaced consumer."""
         self._require(State.OPEN)
         with self._failing():
-            identity = self._identity()
             if group not in self._groups:
-                self._ask(
-                    apis.ADD_OFFSETS_TO_TXN, {**identity, "group_id": group}, lambda response: response.error_code
-                )
+                self._ask(apis.ADD_OFFSETS_TO_TXN, requests.add_offsets_to_txn(self._identity(), group))
                 self._groups.add(group)
-            entries = [
-                {
-                    "partition_index": partition,
-                    "committed_offset": offset,
-                    "committed_leader_epoch": -1,
-                    "committed_metadata": metadata,
-                }
-                for partition, offset in offsets.items()
-            ]
-            member = {"generation_id": generation, "member_id": member_id, "group_instance_id": group_instance_id}
-            values = {**identity, **member, "group_id": group, "topics": [{"name": topic, "partitions": entries}]}
-            self._router.retry(partial(self._commit_offsets, group, values))
+            build = requests.txn_offset_commit(
+                self._identity(),
+                group,
+                topic,
+                offsets,
+                metadata,
+                generation=generation,
+                member_id=member_id,
+                group_instance_id=group_instance_id,
+            )
+            self._router.retry(partial(self._commit_offsets, group, build))
 
-    def _commit_offsets(self, group: str, values: Mapping[str, Any]) -> None:
-        build = _message(apis.TXN_OFFSET_COMMIT, values)
+    def _commit_offsets(self, group: str, build: Build) -> None:
         response = self._router.ask_coordinator(group, apis.TXN_OFFSET_COMMIT, build, COMMIT_VERSION_MIN)
-        for entry in (partition for topic in response.topics for partition in topic.partitions):
-            self._check(entry.error_code)
+        for code in requests.offset_codes(response):
+            self._check(code)
 
     def flush(self) -> None:
         """Send the buffered records and wait for their acknowledgement; they are invisible until the commit."""
@@ -290,8 +278,7 @@ class TransactionalProducer:
         # The coordinator does not know a transaction without partitions and offsets.
         if self._added or self._groups or self._is_resumed:
             with self._failing():
-                values = {**self._identity(), "committed": commit}
-                self._ask(apis.END_TXN, values, lambda response: response.error_code)
+                self._ask(apis.END_TXN, requests.end_txn(self._identity(), commit=commit))
         if self._state is State.FAILED:
             # It is unknown whether the last batches arrived, so their sequences cannot continue.
             self._request_epoch()
@@ -321,16 +308,8 @@ class TransactionalProducer:
     def _add(self, target: TopicPartition) -> None:
         if target in self._added:
             return
-        topic, partition_index = target
-        values = {
-            **{f"v3_and_below_{name}": value for name, value in self._identity().items()},
-            "v3_and_below_topics": [{"name": topic, "partitions": [partition_index]}],
-        }
-        self._ask(
-            apis.ADD_PARTITIONS_TO_TXN,
-            values,
-            lambda response: response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code,
-        )
+        build = requests.add_partitions_to_txn(self._identity(), [target])
+        self._ask(apis.ADD_PARTITIONS_TO_TXN, build, requests.added_codes)
         self._added.add(target)
 
     def _produce(self, target: TopicPartition, batch: bytearray) -> None:
@@ -359,26 +338,22 @@ class TransactionalProducer:
             )
         self._check(code, result.error_message)
 
-    def _ask(self, api_key: int, values: Mapping[str, Any], code_of: Any) -> Any:
+    def _ask(self, api_key: int, build: Build, codes_of: Callable[[Any], Sequence[ErrorCode]] | None = None) -> Any:
         """Send a request to the transaction's coordinator; retry while the coordinator cannot respond yet."""
 
         def attempt() -> Any:
-            build = _message(api_key, values)
             version_min = INIT_VERSION_MIN if api_key == apis.INIT_PRODUCER_ID else 0
             response = self._router.ask_coordinator(
                 self.transactional_id, api_key, build, version_min, key_type=TRANSACTION
             )
-            self._check(code_of(response))
+            for code in [response.error_code] if codes_of is None else codes_of(response):
+                self._check(code)
             return response
 
         return self._router.retry(attempt)
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "transactional_id": self.transactional_id,
-            "producer_id": self.producer_id,
-            "producer_epoch": self.epoch,
-        }
+    def _identity(self) -> ProducerIdentity:
+        return ProducerIdentity(self.transactional_id, self.producer_id, self.epoch)
 
     def _check(self, code: ErrorCode, message: str | None = None) -> None:
         if code == ErrorCode.none:
@@ -418,10 +393,3 @@ class _Failing:
     ) -> None:
         if error is not None and not self._producer._is_resumed:
             self._producer._state = State.FAILED
-
-
-def _message(api_key: int, values: Mapping[str, Any]) -> Build:
-    def build(_schema: Any, version: int) -> Any:
-        return message_of(request_class(api_key, version), values)
-
-    return build

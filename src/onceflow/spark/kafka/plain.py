@@ -3,24 +3,23 @@
 import logging
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame
 
+from onceflow.client import requests
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable
+from onceflow.client.requests import ProducerIdentity
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import AttemptEnded, SinkStopped
 from onceflow.spark.kafka import steps
 from onceflow.spark.kafka.rows import KafkaOutput
-from onceflow.spark.kafka.sender import NO_PRODUCER, Producer, Sender
+from onceflow.spark.kafka.sender import NO_PRODUCER, Sender
 from onceflow.spark.kafka.steps import Verdict, code_name, remedy
 from onceflow.spark.kafka.target import EncodedRows
 from onceflow.spark.kafka.transaction import Settings
 from onceflow.spark.sink import ATTEMPTS_MAX, RecordsFailure
-from onceflow.wire.frames import request_class
-from onceflow.wire.messages import message_of
 
 _log = logging.getLogger(__name__)
 
@@ -120,25 +119,17 @@ def write_once(cluster: Cluster, rows: EncodedRows, settings: Settings) -> int:
     return sender.lost
 
 
-def _sender(cluster: Cluster, producer: Producer, settings: Settings, *, once: bool = False) -> Sender:
+def _sender(cluster: Cluster, producer: ProducerIdentity, settings: Settings, *, once: bool = False) -> Sender:
     timeout_ms = settings.retry_timeout_ms
     return Sender(cluster, producer, retry_timeout_ms=timeout_ms, once=once, at=settings.at, sleep=settings.sleep)
 
 
-def _new_producer(cluster: Cluster) -> Producer:
+def _new_producer(cluster: Cluster) -> ProducerIdentity:
     """Return a new producer id, by which leaders recognise duplicates."""
     step = steps.INIT_PRODUCER_ID
-    values = {
-        "transactional_id": None,
-        "transaction_timeout": timedelta(),
-        "producer_id": -1,
-        "producer_epoch": -1,
-    }
 
-    def attempt() -> Producer:
-        response = cluster.router.ask_any(
-            step.api_key, lambda _schema, version: message_of(request_class(step.api_key, version), values), 3
-        )
+    def attempt() -> ProducerIdentity:
+        response = cluster.router.ask_any(step.api_key, requests.init_producer_id(NO_PRODUCER), 3)
         code = int(response.error_code)
         verdict = step.verdict(code)
         if verdict is Verdict.RETRY:
@@ -147,6 +138,6 @@ def _new_producer(cluster: Cluster) -> Producer:
             )
         if verdict is not Verdict.DONE:
             raise SinkStopped(f"{cluster.bootstrap} refused to assign a producer id: {code_name(code)}; {remedy(code)}")
-        return Producer(None, int(response.producer_id), int(response.producer_epoch))
+        return ProducerIdentity(None, int(response.producer_id), int(response.producer_epoch))
 
     return cluster.router.retry(attempt)

@@ -25,6 +25,7 @@ from onceflow.client.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
+from onceflow.client.requests import ProducerIdentity
 from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import SinkStopped
@@ -57,16 +58,7 @@ class Blob(NamedTuple):
     data: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """Producer id and epoch; without a transactional id each batch is visible at once."""
-
-    transactional_id: str | None
-    producer_id: int
-    epoch: int
-
-
-NO_PRODUCER = Producer(None, -1, -1)
+NO_PRODUCER = ProducerIdentity(None)
 """Neither transaction nor sequences: a leader does not recognise duplicates."""
 
 
@@ -110,7 +102,7 @@ class Sender:
     def __init__(
         self,
         cluster: Cluster,
-        producer: Producer,
+        producer: ProducerIdentity,
         *,
         retry_timeout_ms: int,
         once: bool = False,

@@ -7,9 +7,8 @@ included.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from onceflow.client import requests
@@ -17,16 +16,15 @@ from onceflow.client.addresses import Address
 from onceflow.client.cluster import Cluster
 from onceflow.client.connection import Connection
 from onceflow.client.errors import ClientError
+from onceflow.client.requests import ProducerIdentity
 from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.sink_errors import CommitUnknown, SinkStopped
 from onceflow.spark.kafka import steps
 from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, parse, with_offset_of
-from onceflow.spark.kafka.sender import RETRIABLE, Producer, Sender
+from onceflow.spark.kafka.sender import RETRIABLE, Sender
 from onceflow.spark.kafka.steps import Refused, Step, Verdict, code_name, remedy
 from onceflow.wire import TopicPartition
-from onceflow.wire.frames import request_class
-from onceflow.wire.messages import message_of
 
 _log = logging.getLogger(__name__)
 
@@ -61,22 +59,15 @@ class Transaction:
         self._location = location
         self._settings = settings
         self._addresses: dict[int, Address] = {}
-        self._producer = Producer(location.name, -1, -1)
+        self._producer = ProducerIdentity(location.name)
         self._opened_s: float | None = None
         self._is_ended = False
 
     def begin(self) -> None:
         """Do steps 1 and 2: take a new epoch. An open transaction is aborted, or its commit ends first."""
-        values = {
-            "transactional_id": self._location.name,
-            "transaction_timeout": timedelta(milliseconds=self._settings.transaction_timeout_ms),
-            "producer_id": -1,
-            "producer_epoch": -1,
-        }
-        response = self._call(
-            steps.INIT_PRODUCER_ID, requests.TRANSACTION, values, lambda response: [response.error_code]
-        )
-        self._producer = Producer(self._location.name, int(response.producer_id), int(response.producer_epoch))
+        build = requests.init_producer_id(self._producer, self._settings.transaction_timeout_ms)
+        response = self._call(steps.INIT_PRODUCER_ID, requests.TRANSACTION, build)
+        self._producer = ProducerIdentity(self._location.name, int(response.producer_id), int(response.producer_epoch))
         self.sender = Sender(
             self._cluster,
             self._producer,
@@ -87,13 +78,13 @@ class Transaction:
 
     def group_marker(self) -> tuple[KafkaMarker, int] | None:
         """Do step 3: return the marker in the group's offset, and its record's offset. `begin` comes first."""
-        topics = [{"name": self._location.topic, "partition_indexes": [self._location.partition]}]
-        values = {"group_id": self._location.name, "topics": topics, "require_stable": True}
-
-        def codes(response: Any) -> list[int]:
-            return [response.error_code, *(part.error_code for topic in response.topics for part in topic.partitions)]
-
-        response = self._call(steps.OFFSET_FETCH, requests.GROUP, values, codes)
+        build = requests.offset_fetch(self._location.name, self._location.topic, [self._location.partition])
+        response = self._call(
+            steps.OFFSET_FETCH,
+            requests.GROUP,
+            build,
+            lambda response: [response.error_code, *requests.offset_codes(response)],
+        )
         entry = response.topics[0].partitions[0]
         if entry.committed_offset < 0:
             return None
@@ -102,52 +93,27 @@ class Transaction:
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
         """Do steps 4 and 5: add the partitions to write to, and the marker's group."""
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in partitions:
-            by_topic.setdefault(topic, []).append(partition)
         # The coordinator starts its time-out later than this.
         self._opened_s = self._settings.clock()
-        values = {
-            **{f"v3_and_below_{name}": value for name, value in self._identity().items()},
-            "v3_and_below_topics": [{"name": topic, "partitions": numbers} for topic, numbers in by_topic.items()],
-        }
-
-        def codes(response: Any) -> list[int]:
-            return [
-                part.partition_error_code
-                for topic in response.results_by_topic_v3_and_below
-                for part in topic.results_by_partition
-            ]
-
-        self._call(steps.ADD_PARTITIONS, requests.TRANSACTION, values, codes)
-        group = {**self._identity(), "group_id": self._location.name}
-        self._call(steps.ADD_OFFSETS, requests.TRANSACTION, group, lambda response: [response.error_code])
+        build = requests.add_partitions_to_txn(self._producer, partitions)
+        self._call(steps.ADD_PARTITIONS, requests.TRANSACTION, build, requests.added_codes)
+        build = requests.add_offsets_to_txn(self._producer, self._location.name)
+        self._call(steps.ADD_OFFSETS, requests.TRANSACTION, build)
 
     def commit_marker(self, marker: KafkaMarker, record_offset: int) -> None:
         """Do step 7: commit the marker as the group's offset, within the transaction."""
-        entry = {
-            "partition_index": self._location.partition,
-            "committed_offset": marker.batch,
-            "committed_leader_epoch": -1,
-            "committed_metadata": marker.metadata(record_offset),
-        }
-        values = {
-            **self._identity(),
-            "group_id": self._location.name,
-            "generation_id": -1,
-            "member_id": "",
-            "group_instance_id": None,
-            "topics": [{"name": self._location.topic, "partitions": [entry]}],
-        }
-
-        def codes(response: Any) -> list[int]:
-            return [part.error_code for topic in response.topics for part in topic.partitions]
-
-        self._call(steps.TXN_OFFSET_COMMIT, requests.GROUP, values, codes)
+        build = requests.txn_offset_commit(
+            self._producer,
+            self._location.name,
+            self._location.topic,
+            {self._location.partition: marker.batch},
+            marker.metadata(record_offset),
+        )
+        self._call(steps.TXN_OFFSET_COMMIT, requests.GROUP, build, requests.offset_codes)
 
     def commit(self) -> None:
         """Do step 8. Raises CommitUnknown if the outcome is unknown."""
-        self._end(committed=True)
+        self._call(steps.END_TXN, requests.TRANSACTION, requests.end_txn(self._producer, commit=True))
         self._is_ended = True
 
     def abort(self) -> None:
@@ -157,19 +123,21 @@ class Transaction:
         self._is_ended = True
         try:
             connection = self._coordinator(requests.TRANSACTION)
-            self._request(connection, steps.END_TXN, {**self._identity(), "committed": False})
+            self._request(connection, steps.END_TXN, requests.end_txn(self._producer, commit=False))
         except (ClientError, SinkStopped) as error:
             _log.warning(
                 "transaction %s could not be aborted; its time-out will abort it: %s", self._location.name, error
             )
 
-    def _end(self, *, committed: bool) -> None:
-        values = {**self._identity(), "committed": committed}
-        self._call(steps.END_TXN, requests.TRANSACTION, values, lambda response: [response.error_code])
-
     # One step
 
-    def _call(self, step: Step, kind: int, values: Mapping[str, Any], codes: Callable[[Any], Sequence[int]]) -> Any:
+    def _call(
+        self,
+        step: Step,
+        kind: int,
+        build: requests.Build,
+        codes: Callable[[Any], Sequence[int]] = lambda response: [response.error_code],
+    ) -> Any:
         """Return the response to one request, repeated for a bounded time while its codes are retriable."""
         started = self._settings.clock()
         pause_ms = PAUSE_MS_MIN
@@ -178,7 +146,7 @@ class Transaction:
             connection = self._coordinator(kind)
             self._settings.at(f"before {step.name}")
             try:
-                response = self._request(connection, step, values)
+                response = self._request(connection, step, build)
             except RETRIABLE as error:
                 if step is steps.END_TXN:
                     raise CommitUnknown(f"whether {self._location.name} was committed is unknown: {error}") from error
@@ -225,8 +193,8 @@ class Transaction:
             try:
                 if kind not in self._addresses:
                     self._settings.at(f"before {steps.FIND_COORDINATOR.name}")
-                    values = {"key": self._location.name, "key_type": kind}
-                    response = self._request(self._cluster.router.any_connection(), steps.FIND_COORDINATOR, values)
+                    build = requests.find_coordinator(self._location.name, kind)
+                    response = self._request(self._cluster.router.any_connection(), steps.FIND_COORDINATOR, build)
                     self._settings.at(f"after {steps.FIND_COORDINATOR.name}")
                     reason = code_name(response.error_code)
                     if self._judge(steps.FIND_COORDINATOR, [int(response.error_code)]) == 0:
@@ -239,24 +207,13 @@ class Transaction:
             self._wait(steps.FIND_COORDINATOR, started, pause_ms, reason)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
 
-    def _request(self, connection: Connection, step: Step, values: Mapping[str, Any]) -> Any:
+    def _request(self, connection: Connection, step: Step, build: requests.Build) -> Any:
         if not connection.serves(step.api_key, step.version):
             raise SinkStopped(
                 f"{connection.address} does not serve {step.name} version {step.version}, which an exactly-once sink "
                 f"needs: {Remedy.NEWER_KAFKA}"
             )
-        return connection.request_version(
-            step.api_key,
-            step.version,
-            lambda _schema, version: message_of(request_class(step.api_key, version), values),
-        )
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "transactional_id": self._location.name,
-            "producer_id": self._producer.producer_id,
-            "producer_epoch": self._producer.epoch,
-        }
+        return connection.request_version(step.api_key, step.version, build)
 
     def refuse_if_fenced(self, refused: Refused) -> None:
         """Raise SinkStopped unless a time-out explains the newer epoch: another driver took it."""
