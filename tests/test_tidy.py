@@ -39,7 +39,7 @@ INSIDE = {
         {"sink"},
         {"reader"},
         {"connections", "exactly_once", "pushdown"},
-        {"failure", "offsets", "session", "wrong_option"},
+        {"errors", "failure", "offsets", "session"},
     ),
     "cli": ({"clicks", "demo", "kafka", "log", "sinks"},),
 }

@@ -14,11 +14,10 @@ from onceflow.clicks.restarts import QueryFailed, RestartLimits, Restarts, resta
 from onceflow.client.addresses import Address
 from onceflow.client.errors import BrokerUnreachable, ConnectionLost, RequestTimedOut, UnknownTopic
 from onceflow.redis.errors import failed
+from onceflow.spark.errors import MarkerRefused, SinkStopped, WrongOption
 from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused, SinkStopped
 from onceflow.spark.reader.data_loss import DataLost
 from onceflow.spark.redis.target import RepairFailed, UnsuitableRedis
-from onceflow.spark.wrong_option import WrongOption
 
 UNREACHABLE = BrokerUnreachable("nothing listens at b:1", Address("b", 1))
 IN_SPARK = """[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):

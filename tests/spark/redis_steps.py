@@ -8,11 +8,11 @@ from typing import Any
 import redis
 
 from onceflow.redis import pool as redis_pool
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.exactly_once import decision as decisions
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
 from onceflow.spark.exactly_once.decision import Decision, Refuse, Skip, TargetRolledBack
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import scripts as redis_scripts

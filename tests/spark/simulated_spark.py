@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded
+from onceflow.spark.errors import AttemptEnded
 from onceflow.spark.kafka import rows as kafka_rows
 from onceflow.spark.kafka.sender import Blob
 from onceflow.spark.redis import batch as redis_batch

@@ -14,9 +14,9 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
 from onceflow.spark.dead_letters import HEADER_PREFIX, dead_letter_sink, dead_letters
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.redis_sink import Increment, redis_sink
 from onceflow.spark.sink import sinks
-from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire.batch import Record
 from tests.conftest import RedisProcess
 from tests.spark.slow_workers import finish

@@ -20,12 +20,12 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.exactly_once.checkpoint import CheckpointNotSynced, LocalCheckpoint
 from onceflow.spark.kafka import rows as kafka_rows
 from onceflow.spark.kafka import steps as kafka_steps
 from onceflow.spark.kafka.rows import EncodedFrame
 from onceflow.spark.kafka_sink import KafkaSink, SinkStopped, kafka_sink
-from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire.batch import Record
 from onceflow.wire.murmur2 import partition_for_key
 from tests.spark.kafka_driver import eventually

@@ -16,8 +16,8 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.remedies import Remedy
 from onceflow.spark import load as loads
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.load import Load, LoadFailed, LoadRefused, last_load, load
-from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 from tests.spark.conftest import Send
 

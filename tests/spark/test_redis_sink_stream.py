@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
 from onceflow.redis import pool as redis_pool
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.read_again import read_again
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis_sink import Increment, RedisSink

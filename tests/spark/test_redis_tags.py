@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from onceflow.cli import onceflow
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.redis.marker import tag_of, tagged_key
 from onceflow.spark.redis_sink import (
     Append,
@@ -26,7 +27,6 @@ from onceflow.spark.redis_sink import (
 )
 from onceflow.spark.redis_tags import TaggedRedisSink
 from onceflow.spark.sink import sinks
-from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles

@@ -25,6 +25,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.lag import log_ends
 from onceflow.client.records import read_records
 from onceflow.spark.avro import AvroDeserializer, AvroSerializer
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.serialization import (
     Deserializer,
     JsonDeserializer,
@@ -37,7 +38,6 @@ from onceflow.spark.serialization import (
     deserialized,
     serialized,
 )
-from onceflow.spark.wrong_option import WrongOption
 from tests.spark.conftest import Send
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from onceflow.spark import sink
+from onceflow.spark.errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint, LocalCheckpoint
 from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse
 from onceflow.spark.exactly_once.proof import Proof
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.sink import ATTEMPTS_MAX, ExactlyOnce, Sink, write_batch
 

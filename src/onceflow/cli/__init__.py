@@ -28,7 +28,7 @@ COMMANDS = {
     "group": "onceflow.cli.kafka.groups:group",
     "config": "onceflow.cli.kafka.configs:config",
     "transaction": "onceflow.cli.kafka.transactions:transaction",
-    "sink": "onceflow.cli.sinks.group:sink",
+    "sink": "onceflow.cli.sinks:sink",
     "status": "onceflow.cli.status:status",
     "log": "onceflow.cli.log.dump:log",
     "generate": "onceflow.cli.clicks.events:generate",

@@ -29,7 +29,7 @@ from onceflow.client.errors import (
 from onceflow.errors import OnceflowError
 from onceflow.redis.errors import RedisAway
 from onceflow.spark import failure
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.errors import SinkStopped
 from onceflow.spark.redis_sink import RepairFailed
 from onceflow.spark.session import is_jvm_lost
 

@@ -13,7 +13,7 @@ import fastavro
 from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
-from onceflow.spark.wrong_option import WrongOption
+from onceflow.spark.errors import WrongOption
 
 Schema = dict[str, Any]
 

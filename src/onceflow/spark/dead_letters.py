@@ -26,11 +26,11 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import TopicExists
 from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.kafka_sink import KafkaSink, PlainKafkaSink, kafka_sink
 from onceflow.spark.pushdown.aggregate_plan import REJECTED
 from onceflow.spark.pushdown.decode_schema import CORRUPT_REASON
-from onceflow.spark.pushdown.source_columns import HEADERS
-from onceflow.spark.wrong_option import WrongOption
+from onceflow.spark.pushdown.options import HEADERS
 
 HEADER_PREFIX = "__connect.errors."
 STAGE = "VALUE_CONVERTER"

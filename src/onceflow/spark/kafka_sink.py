@@ -16,7 +16,7 @@ from pyspark.sql import Column
 
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import read_security
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.errors import SinkStopped, WrongOption
 from onceflow.spark.kafka.encode import Encoder
 from onceflow.spark.kafka.marker import MARKER_TOPIC, marker_location
 from onceflow.spark.kafka.plain import PlainKafkaSink
@@ -24,7 +24,6 @@ from onceflow.spark.kafka.rows import DRIVER_BYTES, KafkaOutput
 from onceflow.spark.kafka.target import KafkaTarget
 from onceflow.spark.kafka.transaction import TRANSACTION_TIMEOUT_MS, Settings
 from onceflow.spark.sink import ExactlyOnce
-from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import BATCH_BYTES
 

@@ -18,10 +18,10 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
+from onceflow.spark.errors import MarkerRefused, WrongOption
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
 from onceflow.spark.exactly_once.decision import TargetRolledBack
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis.marker import redis_reset
 from onceflow.spark.redis.repair import MissingRanges
@@ -36,7 +36,6 @@ from onceflow.spark.redis.scripts import (
 )
 from onceflow.spark.redis.target import Rebuild, RedisTarget, RepairFailed, UnsuitableRedis
 from onceflow.spark.sink import ExactlyOnce, within_attempts
-from onceflow.spark.wrong_option import WrongOption
 
 __all__ = [
     "Append",

@@ -17,8 +17,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from onceflow.spark.errors import MarkerRefused, WrongOption
 from onceflow.spark.exactly_once.decision import other_plan, other_version
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.redis.marker import TAGS_MAX, hash_tag, redis_reset, tag_of, tagged_key
 from onceflow.spark.redis.repair import MissingRanges
 from onceflow.spark.redis.rows import require_columns
@@ -26,7 +26,6 @@ from onceflow.spark.redis.scripts import Append, Increment, Keys, SetIfNewer, St
 from onceflow.spark.redis.target import Rebuild
 from onceflow.spark.redis_sink import RedisSink
 from onceflow.spark.sink import RecordsFailure, consume, write_each
-from onceflow.spark.wrong_option import WrongOption
 
 __all__ = ["TAGS_MAX", "TaggedRedisSink", "tag_of", "tagged_key"]
 

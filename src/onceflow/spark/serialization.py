@@ -23,8 +23,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from onceflow.errors import OnceflowError
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.pushdown.decode_schema import CORRUPT_REASON, CORRUPT_RECORD
-from onceflow.spark.wrong_option import WrongOption
 
 Row = Mapping[str, Any]
 OnError = Literal["fail", "keep"]

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.spark import failure
+from onceflow.spark.errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
 from onceflow.spark.exactly_once import torn_files
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import METADATA, Checkpoint, LocalCheckpoint, checkpoint_at, other_query
@@ -36,7 +37,6 @@ from onceflow.spark.exactly_once.decision import (
     refusal_at_start,
 )
 from onceflow.spark.exactly_once.proof import Proof, proof_of
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded, CommitUnknown, MarkerRefused, SinkStopped
 from onceflow.spark.reader.accepted_losses import AcceptDataLoss
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
-from onceflow.spark.pushdown.source_columns import HEADERS, SCHEMA
+from onceflow.spark.pushdown.options import HEADERS, SCHEMA
 from onceflow.spark.reader.options import SourceOptions, read_options
 from onceflow.spark.reader.position_options import ENDING_OFFSETS, STARTING_OFFSETS
 

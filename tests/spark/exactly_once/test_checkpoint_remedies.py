@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.cli import onceflow
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.exactly_once import checkpoint_lock
 from onceflow.spark.exactly_once.checkpoint import (
     Checkpoint,
@@ -23,7 +24,6 @@ from onceflow.spark.exactly_once.checkpoint import (
 )
 from onceflow.spark.exactly_once.checkpoint_lock import CheckpointInUse, take_lock
 from onceflow.spark.exactly_once.proof import Proof, proof_of
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.exactly_once.torn_files import set_aside, torn_files
 from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.spark.offsets import MalformedOffsets

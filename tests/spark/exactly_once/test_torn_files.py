@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.exactly_once.checkpoint import TORN, CheckpointUnreadable, LocalCheckpoint
 from onceflow.spark.exactly_once.proof import Proof, proof_of
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.exactly_once.torn_files import set_aside, torn_files
 from tests.spark.exactly_once.test_checkpoint import Disk, SparkFiles, files, offsets_text
 from tests.spark.test_redis_sink_stream import Job, Send, job

@@ -7,7 +7,7 @@ import pytest
 
 from onceflow.client.addresses import parse_address
 from onceflow.client.cluster import Cluster
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.errors import SinkStopped
 from onceflow.spark.kafka.plain import AtLeastOnce, write_once
 from onceflow.spark.kafka.transaction import Settings
 from onceflow.testing import BrokerProcess

@@ -23,8 +23,8 @@ from onceflow.client.connection import Connection
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import MarkerRefused, SinkStopped
 from onceflow.spark.exactly_once import proof
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused, SinkStopped
 from onceflow.spark.kafka import marker as kafka_marker
 from onceflow.spark.kafka.plain import AtLeastOnce
 from onceflow.spark.kafka.transaction import Settings

@@ -14,8 +14,8 @@ from onceflow.client.addresses import parse_address
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
+from onceflow.spark.errors import SinkStopped
 from onceflow.spark.exactly_once.batch import AcceptedLoss
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
 from onceflow.spark.kafka import steps as kafka_steps
 from onceflow.spark.kafka.sender import Blob
 from onceflow.spark.kafka.steps import STEPS, Step

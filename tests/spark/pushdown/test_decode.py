@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.pushdown import decode
 from onceflow.spark.pushdown.decode import Decoder, RecordReader
 from onceflow.spark.pushdown.decode_schema import Field, parse_schema
-from onceflow.spark.wrong_option import WrongOption
 from tests.spark.decoded import decoded, fields, source_batch
 
 DAY_US = 86_400_000_000

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import types
 
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.pushdown.aggregate_plan import Key, Measure, TimeBucket
 from onceflow.spark.pushdown.decode_schema import Field
 from onceflow.spark.pushdown.options import NAMES, Pushdown, parse_pushdown
-from onceflow.spark.wrong_option import WrongOption
 
 DECODE = {"decode": "uid STRING, n INT, p DECIMAL(30, 4), x DOUBLE, at TIMESTAMP, `a b` TINYINT"}
 

@@ -9,18 +9,17 @@ import pytest
 
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
+from onceflow.spark.errors import MarkerRefused, WrongOption
 from onceflow.spark.exactly_once import proof as proofs
 from onceflow.spark.exactly_once.batch import AcceptedLoss, Batch
 from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
 from onceflow.spark.exactly_once.decision import Refuse, Write, decide
 from onceflow.spark.exactly_once.proof import Proof, proof_of
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.offsets import Loss, LossKind, OffsetRange
 from onceflow.spark.reader.accepted_losses import AcceptDataLoss
 from onceflow.spark.redis import marker as redis_marker
 from onceflow.spark.redis.marker import wording
 from onceflow.spark.sink import write_batch
-from onceflow.spark.wrong_option import WrongOption
 from tests.spark.exactly_once.test_checkpoint import SparkFiles, files
 from tests.spark.test_sink import Table, TableSink
 

@@ -16,13 +16,13 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.reader import alignment
 from onceflow.spark.reader.alignment import Alignment
 from onceflow.spark.reader.options import SourceOptions
 from onceflow.spark.reader.stream import StreamReader
 from onceflow.spark.reader.subscription import subscribed
-from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 from tests.spark.kafka_driver import eventually
 from tests.spark.slow_workers import finish

@@ -15,13 +15,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 import onceflow
 import pyspark_onceflow
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Offsets
-from onceflow.spark.pushdown.source_columns import SCHEMA
+from onceflow.spark.pushdown.options import SCHEMA
 from onceflow.spark.reader.options import NAMES, WITHOUT_EFFECT, Mode, SourceOptions, read_options
 from onceflow.spark.reader.position_options import AtCommitted, AtTimestamp, Position
 from onceflow.spark.reader.subscription import subscribed
 from onceflow.spark.source import BatchReader, OldSpark, OnceflowDataSource, RefusedReader, WrongSchema
-from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "clicks"}

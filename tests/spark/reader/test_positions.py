@@ -10,13 +10,13 @@ from onceflow.cli import onceflow
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.reader.data_loss import DataLost
 from onceflow.spark.reader.options import SourceOptions
 from onceflow.spark.reader.position_options import AtCommitted, AtTimestamp, Position
 from onceflow.spark.reader.positions import ENDS_AGE_MS_MAX, TOPICS_AGE_MS_MAX, LogPositions
 from onceflow.spark.reader.subscription import read_subscription, subscribed
-from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 
 Send = Callable[..., None]

@@ -14,7 +14,7 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import OffsetOutOfRange
 from onceflow.spark.offsets import OffsetRange
-from onceflow.spark.pushdown.source_columns import SCHEMA
+from onceflow.spark.pushdown.options import SCHEMA
 from onceflow.spark.reader import read_task
 from onceflow.spark.reader.data_loss import DataLost
 from onceflow.spark.reader.options import SourceOptions

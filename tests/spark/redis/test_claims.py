@@ -13,13 +13,12 @@ from click.testing import CliRunner
 from onceflow.cli import onceflow
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
+from onceflow.spark.errors import MarkerRefused, WrongOption
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.marker import claims_key, same_slot
 from onceflow.spark.redis.scripts import Append, Increment, Keys, MarkerMoved
 from onceflow.spark.redis_sink import RedisSink
 from onceflow.spark.redis_tags import TaggedRedisSink
-from onceflow.spark.wrong_option import WrongOption
 from tests import remedies
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 
 from onceflow.cli import onceflow
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.exactly_once.batch import AcceptedLoss
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.offsets import LossKind, OffsetRange
 from onceflow.spark.reader.data_loss import DataLost
 from onceflow.spark.redis.repair import Step

@@ -18,10 +18,10 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
 from onceflow.redis import pool as redis_pool
+from onceflow.spark.errors import MarkerRefused, WrongOption
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import LocalCheckpoint
 from onceflow.spark.exactly_once.decision import Refuse
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.read_again import InputCompacted, read_again
 from onceflow.spark.reader.data_loss import DataLost
@@ -29,7 +29,6 @@ from onceflow.spark.reader.options import read_options
 from onceflow.spark.redis.marker import Marker, begun_fields, completed_fields, first_fields, parse, wording
 from onceflow.spark.redis.repair import MissingRanges, Step, next_step, refusal_of_state
 from onceflow.spark.source import BatchReader
-from onceflow.spark.wrong_option import WrongOption
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
 from tests.spark.redis_servers import append_only_file, wait_until

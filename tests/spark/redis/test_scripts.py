@@ -11,7 +11,7 @@ import redis
 
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.redis.scripts import IncompatibleData, Keys, MarkerMoved, OwnerLost
 from tests import remedies
 from tests.spark.redis_steps import (

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.redis_sink import Append, Increment, RedisSink, SetIfNewer, StreamAppend
-from onceflow.spark.wrong_option import WrongOption
 
 
 def new_sink(**written: Any) -> RedisSink:

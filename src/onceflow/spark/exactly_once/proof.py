@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.exactly_once.batch import (
     AcceptedLoss,
     Batch,
@@ -32,7 +33,6 @@ from onceflow.spark.exactly_once.batch import (
     offsets_after,
     since_after,
 )
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 
 FORMAT = "1"
 LOSSES_MAX = 1_000

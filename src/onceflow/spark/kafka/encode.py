@@ -21,7 +21,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import RequestRefused
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.spark.connections import connect
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.errors import SinkStopped
 from onceflow.wire.codecs import Codec
 from onceflow.wire.column_batches import (
     BATCH_BYTES,

@@ -38,11 +38,11 @@ from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import RequestRefused, TopicExists
 from onceflow.client.records import read_records
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import SinkStopped
 from onceflow.spark.exactly_once.batch import canonical_json
 from onceflow.spark.exactly_once.checkpoint import checkpoint_words
 from onceflow.spark.exactly_once.decision import MISSING_OK, Wording
 from onceflow.spark.exactly_once.proof import Proof, proof_fields
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
 from onceflow.wire.murmur2 import partition_for_key
 
 FORMAT = "1"

@@ -12,7 +12,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable
 from onceflow.client.requests import ProducerIdentity
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded, SinkStopped
+from onceflow.spark.errors import AttemptEnded, SinkStopped
 from onceflow.spark.kafka import steps
 from onceflow.spark.kafka.rows import KafkaOutput
 from onceflow.spark.kafka.sender import NO_PRODUCER, Sender

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded, SinkStopped
+from onceflow.spark.errors import AttemptEnded, SinkStopped
 from onceflow.spark.kafka.encode import POSITIONS_PER_TASK, SCHEMA, Encoder, Share, Target, find_target
 from onceflow.spark.kafka.sender import Blob
 from onceflow.wire import TopicPartition

@@ -28,7 +28,7 @@ from onceflow.client.errors import (
 from onceflow.client.requests import ProducerIdentity
 from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.errors import SinkStopped
 from onceflow.spark.kafka.steps import PRODUCE, Refused, Verdict, code_name, remedy
 from onceflow.wire import TopicPartition, produce
 from onceflow.wire.batch import patch_producer

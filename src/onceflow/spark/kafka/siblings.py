@@ -10,7 +10,7 @@ from dataclasses import replace
 from onceflow.client.cluster import Cluster
 from onceflow.client.routing import PAUSE_MS_MAX
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.errors import SinkStopped
 from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, kafka_reset, newest_values, parse
 from onceflow.spark.kafka.transaction import Settings
 

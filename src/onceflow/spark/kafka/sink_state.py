@@ -10,7 +10,7 @@ from onceflow.client.security import Security
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import SinkStopped
+from onceflow.spark.errors import SinkStopped
 from onceflow.spark.kafka.marker import (
     KafkaMarker,
     MarkerLocation,

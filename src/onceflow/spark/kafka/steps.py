@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded
+from onceflow.spark.errors import AttemptEnded
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, error_name
 

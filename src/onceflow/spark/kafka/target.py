@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame
 
 from onceflow.client.cluster import Cluster
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import AttemptEnded, SinkStopped
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.decision import Wording
 from onceflow.spark.exactly_once.proof import Proof
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded, SinkStopped
 from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, agreed, pinned
 from onceflow.spark.kafka.sender import Blob
 from onceflow.spark.kafka.siblings import refuse_written_output, wait_until_readable

@@ -19,7 +19,7 @@ from onceflow.client.errors import ClientError
 from onceflow.client.requests import ProducerIdentity
 from onceflow.client.routing import PAUSE_MS_MAX, PAUSE_MS_MIN
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import CommitUnknown, SinkStopped
+from onceflow.spark.errors import CommitUnknown, SinkStopped
 from onceflow.spark.kafka import steps
 from onceflow.spark.kafka.marker import KafkaMarker, MarkerLocation, parse, with_offset_of
 from onceflow.spark.kafka.sender import RETRIABLE, Sender

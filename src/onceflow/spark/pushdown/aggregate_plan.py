@@ -8,8 +8,8 @@ from typing import Literal
 
 from pyspark.sql import types
 
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.pushdown.decode_schema import DECIMAL_DIGITS_MAX, split_list
-from onceflow.spark.wrong_option import WrongOption
 
 AGGREGATE = "aggregate"
 GROUP_BY = "groupBy"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pyspark.sql import types
 
-from onceflow.spark.wrong_option import WrongOption
+from onceflow.spark.errors import WrongOption
 
 DECODE = "decode"
 CORRUPT_RECORD = "_corrupt_record"

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.pushdown.aggregate_plan import AGGREGATE, GROUP_BY, REJECTED, Aggregation, parse_aggregation
 from onceflow.spark.pushdown.converters import MICROSECONDS
 from onceflow.spark.pushdown.decode_schema import CORRUPT_REASON, CORRUPT_RECORD, DECODE, Field, parse_schema
-from onceflow.spark.pushdown.source_columns import HEADERS, SCHEMA
-from onceflow.spark.wrong_option import WrongOption
 
 if TYPE_CHECKING:
     import pyarrow
@@ -20,6 +19,24 @@ if TYPE_CHECKING:
 COLUMNS = "columns"
 TIMESTAMP_UNIT = "timestampUnit"
 NAMES = (DECODE, COLUMNS, TIMESTAMP_UNIT, AGGREGATE, GROUP_BY)
+
+SCHEMA = StructType(
+    [
+        StructField("key", types.BinaryType()),
+        StructField("value", types.BinaryType()),
+        StructField("topic", types.StringType()),
+        StructField("partition", types.IntegerType()),
+        StructField("offset", types.LongType()),
+        StructField("timestamp", types.TimestampType()),
+        StructField("timestampType", types.IntegerType()),
+    ]
+)
+"""Columns of the source, the same as those of Spark's Kafka source."""
+HEADERS = StructField(
+    "headers",
+    types.ArrayType(StructType([StructField("key", types.StringType()), StructField("value", types.BinaryType())])),
+)
+"""Column added by option includeHeaders."""
 
 KEPT = ("topic", "partition", "offset")
 """Columns kept beside the decoded fields by default (option columns)."""

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from onceflow.client.cluster import Cluster
 from onceflow.spark import offsets
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.exactly_once.batch import AcceptedLoss, Batch
 from onceflow.spark.offsets import Loss, LossKind, OffsetRange, Offsets
 from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, read_options
 from onceflow.spark.reader.positions import ByPartition, LogPositions
-from onceflow.spark.wrong_option import WrongOption
 
 OPTION = "accept_data_loss"
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from onceflow.client.cluster import MAX_TIMESTAMP, Cluster, OffsetAt
 from onceflow.client.errors import OffsetOutOfRange
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import OffsetRange, Offsets, ranges
 from onceflow.spark.reader.options import MAX_EVENT_TIME_SKEW
-from onceflow.spark.wrong_option import WrongOption
 from onceflow.wire import TopicPartition
 from onceflow.wire.columns import decode_columns
 

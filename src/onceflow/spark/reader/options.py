@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from onceflow.client import security
 from onceflow.client.addresses import InvalidAddress, parse_bootstrap
 from onceflow.client.security import PLAINTEXT, InvalidSecurity, Security, read_security
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.pushdown import options as pushdown_options
 from onceflow.spark.pushdown.options import Pushdown, parse_pushdown
@@ -24,7 +25,6 @@ from onceflow.spark.reader.position_options import (
     read_starting,
 )
 from onceflow.spark.reader.subscription import Subscription, read_subscription
-from onceflow.spark.wrong_option import WrongOption
 
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
 COMMIT_OFFSETS = "commitOffsets"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import MalformedOffsets, Offsets, parse
 from onceflow.spark.reader.subscription import Subscription
-from onceflow.spark.wrong_option import WrongOption
 
 STARTING_OFFSETS = "startingOffsets"
 STARTING_TIMESTAMP = "startingTimestamp"

@@ -7,6 +7,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.client.metadata import TopicMetadata
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Loss, LossKind, Offsets
 from onceflow.spark.reader import data_loss
 from onceflow.spark.reader.options import SourceOptions
@@ -20,7 +21,6 @@ from onceflow.spark.reader.position_options import (
     Position,
 )
 from onceflow.spark.reader.subscription import SUBSCRIBE_PATTERN
-from onceflow.spark.wrong_option import WrongOption
 
 ENDS_AGE_MS_MAX = 25
 """An idle query asks every 12 ms. A batch takes longer, so after a batch the ends are always requested again."""

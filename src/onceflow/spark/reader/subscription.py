@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onceflow.client.metadata import TopicMetadata
-from onceflow.spark.wrong_option import WrongOption
+from onceflow.spark.errors import WrongOption
 
 SUBSCRIBE = "subscribe"
 SUBSCRIBE_PATTERN = "subscribePattern"

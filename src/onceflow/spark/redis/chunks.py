@@ -21,7 +21,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.scripts import IncompatibleData, Keys
 

@@ -40,11 +40,11 @@ from dataclasses import asdict, dataclass, replace
 
 from onceflow.redis.address import shown
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import MarkerRefused
 from onceflow.spark.exactly_once.batch import NO_BATCH, AcceptedLoss, Batch, canonical_json
 from onceflow.spark.exactly_once.checkpoint import checkpoint_words
 from onceflow.spark.exactly_once.decision import MISSING_OK, Wording
 from onceflow.spark.exactly_once.proof import Proof, losses_after, proof_of, ranges_digest
-from onceflow.spark.exactly_once.sink_errors import MarkerRefused
 from onceflow.spark.offsets import OffsetRange
 
 FORMAT = "3"

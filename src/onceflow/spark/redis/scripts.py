@@ -16,7 +16,7 @@ import redis
 
 from onceflow.redis import errors as redis_errors
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
+from onceflow.spark.errors import AttemptEnded, MarkerRefused, SinkStopped
 from onceflow.spark.redis.marker import RESET, claims_key
 
 Argument = str | bytes | int

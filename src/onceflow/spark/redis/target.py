@@ -22,12 +22,12 @@ from onceflow.redis import pool as redis_pool
 from onceflow.redis.address import shown
 from onceflow.remedies import Remedy
 from onceflow.spark import failure
+from onceflow.spark.errors import AttemptEnded, MarkerRefused, SinkStopped
 from onceflow.spark.exactly_once import decision
 from onceflow.spark.exactly_once.batch import NO_BATCH, Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
 from onceflow.spark.exactly_once.decision import Refuse, TargetRolledBack, Wording
 from onceflow.spark.exactly_once.proof import Proof
-from onceflow.spark.exactly_once.sink_errors import AttemptEnded, MarkerRefused, SinkStopped
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import repair
 from onceflow.spark.redis import scripts as redis_scripts

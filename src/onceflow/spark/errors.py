@@ -1,6 +1,10 @@
-"""Errors that stop a sink or end an attempt. Not in `sink`, because tasks in the executors raise them."""
+"""Errors of the connector: wrong options, and what stops a sink or ends an attempt."""
 
 from onceflow.errors import OnceflowError
+
+
+class WrongOption(OnceflowError):
+    """Option that is missing, unknown or has an invalid value; the message says what is valid."""
 
 
 class SinkStopped(OnceflowError):
