@@ -63,8 +63,8 @@ MUTANTS = (
     ),
     Mutant(
         "client/transactional.py",
-        "            self._producer._state = State.FAILED",
-        "            pass",
+        "                self._state = State.FAILED",
+        "                pass",
         _TRANSACTIONAL + "test_failed_transaction_can_only_abort",
     ),
     Mutant(

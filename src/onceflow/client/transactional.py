@@ -7,10 +7,10 @@ transaction to transaction.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from onceflow.client import requests
@@ -166,9 +166,7 @@ class TransactionalProducer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if self._state in (State.OPEN, State.FAILED) and not self._is_resumed:
                 self.abort()
@@ -375,21 +373,12 @@ class TransactionalProducer:
         if self._state is not state:
             raise InvalidTransaction(f"{self}: the producer is {self._state.value}, but must be {state.value}")
 
-    def _failing(self) -> "_Failing":
-        return _Failing(self)
-
-
-class _Failing:
-    """Marks the transaction as failed if its block raises: some requests may be missing, so it must not commit."""
-
-    def __init__(self, producer: TransactionalProducer) -> None:
-        self._producer = producer
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and not self._producer._is_resumed:
-            self._producer._state = State.FAILED
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Mark the transaction as failed if the block raises: some requests may be missing, so it must not commit."""
+        try:
+            yield
+        except BaseException:
+            if not self._is_resumed:
+                self._state = State.FAILED
+            raise

@@ -27,11 +27,6 @@ def encode_uuid(value: UUID) -> str:
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
-def decode_uuid(text: str) -> UUID:
-    """Return the id that `encode_uuid` wrote. Raises ValueError for anything but 22 characters of url-safe base64."""
-    return UUID(bytes=base64.b64decode(text + "==", altchars=b"-_", validate=True))
-
-
 def new_checkpoints(disk: Disk, directory: Path, topic_id: UUID | None) -> None:
     """Write both files without syncing them: one that a power cut tore is rewritten at the next start."""
     for name, content in _contents(topic_id).items():

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from onceflow.errors import OnceflowError
@@ -140,9 +139,7 @@ class Broker:
     def __enter__(self) -> "Broker":
         return self.start()
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

@@ -23,8 +23,6 @@ from onceflow.wire.columns import HEADERS_TYPE
 
 BATCH_BYTES = 512 * 1024
 """Maximum uncompressed size of a batch's records."""
-ROWS_BYTES_MAX = 512 * 1024 * 1024
-"""Maximum size of keys, values and headers encoded at once: a joined Arrow column holds less than 2 GB."""
 
 Vector = NDArray[np.int64]
 

@@ -167,9 +167,6 @@ class Partitions:
             partition.fail(ErrorCode.unknown_topic_or_partition)
         return withdrawn
 
-    def has_topic(self, topic: str) -> bool:
-        return topic in self._by_topic
-
 
 def close_all(partitions: Sequence[Partition]) -> bool:
     """Sync and close every log, blocking, and return whether all are whole. Raises unexpected errors of closing."""

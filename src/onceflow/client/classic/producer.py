@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Self
 
 from onceflow.client.classic.encoders import DefaultEncoder, Encoder, StringEncoder
@@ -119,9 +118,7 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(self, messages: KeyedMessage[Any, Any] | Iterable[KeyedMessage[Any, Any]]) -> None:
