@@ -9,7 +9,7 @@ from typing import Any
 from kio.index import load_response_schema
 
 from onceflow.client.addresses import Address
-from onceflow.wire import apis, produce
+from onceflow.wire import TopicPartition, apis, produce
 from onceflow.wire.batch import read_header
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import RequestHeader, decode_request, encode_response, read_request_header
@@ -23,8 +23,6 @@ DROPPED = -2
 
 HELD_S_MAX = 5.0
 """Longest wait for a second request; shorter than the driver's time-out."""
-
-TopicPartition = tuple[str, int]
 
 
 class ResponseProxy(FaultyProxy):
