@@ -5,15 +5,14 @@ SASL itself is tried on Apache Kafka (tests/compat/test_security.py).
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from onceflow.client.addresses import Address
 from onceflow.client.authentication import SASL_HANDSHAKE, AuthenticationFailed, authenticate
 from onceflow.client.cluster import Cluster
-from onceflow.client.connection import schema_of
 from onceflow.client.errors import BrokerUnreachable, NotKafka, NotTrusted
+from onceflow.client.requests import Build
 from onceflow.client.security import InvalidSecurity, Sasl, Security, read_security
 from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
@@ -123,11 +122,11 @@ def test_plain_and_tls_listeners_are_distinguished(
 
 @pytest.mark.remedy(Remedy.USER_PASSWORD)
 def test_a_wrong_password() -> None:
-    def ask(api_key: int, version: int, build: Callable[[Any, int], Any]) -> SimpleNamespace:
+    def ask(api_key: int, version: int, build: Build) -> SimpleNamespace:
         """Run a broker whose user ada has the password `right`."""
         if api_key == SASL_HANDSHAKE:
             return SimpleNamespace(error_code=ErrorCode.none, mechanisms=("PLAIN",))
-        is_right = build(schema_of(api_key, version), version).auth_bytes == b"\0ada\0right"
+        is_right = build(version).auth_bytes == b"\0ada\0right"
         code = ErrorCode.none if is_right else ErrorCode.sasl_authentication_failed
         return SimpleNamespace(error_code=code, error_message=None, auth_bytes=b"")
 

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
 from onceflow.wire.apis import APIS
-from onceflow.wire.messages import entity_class_in
+from onceflow.wire.messages import message_of
 
 HAND_WRITTEN = ("Produce", "Fetch")
 VERSIONS = [
@@ -79,13 +79,4 @@ def _integer(kafka_type: str, seeded: random.Random) -> int:
 
 def build(entity_class: Any, values: Mapping[str, Any]) -> Any:
     """Build a message from the fields of all versions, using those that it has; entities are mappings."""
-    known = {field.name: entity_class_in(field.type) for field in fields(entity_class)}
-    return entity_class(**{name: _built(values[name], known[name]) for name in known.keys() & values.keys()})
-
-
-def _built(value: Any, nested: Any) -> Any:
-    if value is None or isinstance(value, bytes | str | int):
-        return value
-    if nested is not None:
-        return tuple(build(nested, element) for element in value)
-    return tuple(value) if isinstance(value, list) else value
+    return message_of(entity_class, values, of_any_version=True)

@@ -33,8 +33,6 @@ from onceflow.client.errors import CoordinatorUnavailable, LeaderUnavailable, Re
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis
 from onceflow.wire.errors import ErrorCode, error_name
-from onceflow.wire.frames import request_class
-from onceflow.wire.messages import message_of
 
 TOPIC = 2
 BROKER = 4
@@ -73,11 +71,10 @@ class Admin:
         return self._describe_configs(BROKER, str(broker_id), broker_id)
 
     def _describe_configs(self, kind: int, name: str, broker_id: int | None) -> dict[str, ConfigEntry]:
-        def build(_schema: Any, version: int) -> Any:
-            resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
-            documented = {"include_documentation": True} if version >= 3 else {}
-            values = {"resources": [resource], "include_synonyms": True, **documented}
-            return message_of(request_class(apis.DESCRIBE_CONFIGS, version), values)
+        resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+        build = requests.message(
+            apis.DESCRIBE_CONFIGS, resources=[resource], include_synonyms=True, include_documentation=True
+        )
 
         def attempt() -> dict[str, ConfigEntry]:
             if broker_id is None:
@@ -149,14 +146,12 @@ class Admin:
 
     def describe_cluster(self) -> ClusterDescription:
         """Return cluster id, controller and brokers."""
-
-        def build(_schema: Any, version: int) -> Any:
-            values: dict[str, Any] = {"include_cluster_authorized_operations": False}
-            if version >= 1:
-                values["endpoint_type"] = BROKER_ENDPOINT
-            if version >= 2:
-                values["include_fenced_brokers"] = False
-            return message_of(request_class(apis.DESCRIBE_CLUSTER, version), values)
+        build = requests.message(
+            apis.DESCRIBE_CLUSTER,
+            include_cluster_authorized_operations=False,
+            endpoint_type=BROKER_ENDPOINT,
+            include_fenced_brokers=False,
+        )
 
         def attempt() -> ClusterDescription:
             response = self._router.ask_any(apis.DESCRIBE_CLUSTER, build)
@@ -183,11 +178,7 @@ class Admin:
     def list_groups(self, states: Iterable[str] = ()) -> list[GroupListing]:
         """List all groups, or those in one of `states`; filtering requires Kafka 2.6 or newer."""
         wanted = tuple(states)
-
-        def build(_schema: Any, version: int) -> Any:
-            values = {"states_filter": wanted} if version >= STATE_FILTER_VERSION else {}
-            return message_of(request_class(apis.LIST_GROUPS, version), values)
-
+        build = requests.message(apis.LIST_GROUPS, states_filter=wanted)
         version_min = STATE_FILTER_VERSION if wanted else 0
         return [
             GroupListing(group.group_id, group.protocol_type, getattr(group, "group_state", ""))
@@ -197,12 +188,7 @@ class Admin:
 
     def describe_group(self, group: str) -> GroupDescription:
         """Describe the group with its members; one that does not exist has the state "Dead"."""
-
-        def build(_schema: Any, version: int) -> Any:
-            values: dict[str, Any] = {"groups": (group,)}
-            if version >= 3:
-                values["include_authorized_operations"] = False
-            return message_of(request_class(apis.DESCRIBE_GROUPS, version), values)
+        build = requests.message(apis.DESCRIBE_GROUPS, groups=(group,), include_authorized_operations=False)
 
         def attempt() -> GroupDescription:
             (entry,) = self._router.ask_coordinator(group, apis.DESCRIBE_GROUPS, build).groups
@@ -220,12 +206,7 @@ class Admin:
 
     def group_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
         """Return every committed offset of the group by (topic, partition); empty for an unknown group."""
-
-        def build(_schema: Any, version: int) -> Any:
-            stable = {"require_stable": True} if version >= 7 else {}
-            resource = {"group_id": group, "topics": None}
-            values: dict[str, Any] = {"groups": [resource]} if version >= 8 else dict(resource)
-            return message_of(request_class(apis.OFFSET_FETCH, version), {**values, **stable})
+        build = requests.all_offsets(group)
 
         def attempt() -> dict[TopicPartition, CommittedOffset]:
             response = self._router.ask_coordinator(group, apis.OFFSET_FETCH, build, ALL_OFFSETS_VERSION_MIN)
@@ -287,7 +268,6 @@ class Admin:
 
         This is InitProducerId from outside, like Kafka's `Admin.fenceProducers`; it returns when the abort is complete.
         """
-
         build = requests.init_producer_id(requests.ProducerIdentity(transactional_id), 1000)
 
         def attempt() -> tuple[int, int]:

@@ -6,6 +6,7 @@ PLAIN is RFC 4616. SCRAM is RFC 5802 (by the library scramp); it also proves tha
 from collections.abc import Callable, Generator
 from typing import Any
 
+from onceflow.client import requests
 from onceflow.client.addresses import Address
 from onceflow.client.errors import ClientError
 from onceflow.client.security import Sasl
@@ -19,7 +20,7 @@ AUTHENTICATE_VERSION = 0
 """Later versions return the session's lifetime; a broker that ends a session closes the connection, and a new one is
 opened."""
 
-Ask = Callable[[int, int, Callable[[Any, int], Any]], Any]
+Ask = Callable[[int, int, requests.Build], Any]
 """Send a request in exactly one version: (api key, version, build) → response."""
 
 
@@ -29,18 +30,14 @@ class AuthenticationFailed(ClientError):
 
 def authenticate(ask: Ask, address: Address, sasl: Sasl) -> None:
     """Authenticate a connection. Raises AuthenticationFailed, and what `ask` raises."""
-    agreed = ask(
-        SASL_HANDSHAKE,
-        HANDSHAKE_VERSION,
-        lambda schema, _: schema.SaslHandshakeRequest(mechanism=sasl.mechanism),
-    )
+    agreed = ask(SASL_HANDSHAKE, HANDSHAKE_VERSION, requests.message(SASL_HANDSHAKE, mechanism=sasl.mechanism))
     if agreed.error_code != ErrorCode.none:
         offered = ", ".join(agreed.mechanisms) or "none"
         raise AuthenticationFailed(f"{address} does not support SASL mechanism {sasl.mechanism}; it offers {offered}")
     messages = _plain(sasl) if sasl.mechanism == "PLAIN" else _scram(address, sasl)
     message = next(messages)
     while True:
-        response = ask(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, _authenticate_request(message))
+        response = ask(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, requests.message(SASL_AUTHENTICATE, auth_bytes=message))
         if response.error_code != ErrorCode.none:
             reason = response.error_message or error_name(response.error_code)
             raise AuthenticationFailed(
@@ -50,10 +47,6 @@ def authenticate(ask: Ask, address: Address, sasl: Sasl) -> None:
             message = messages.send(response.auth_bytes)
         except StopIteration:
             return
-
-
-def _authenticate_request(message: bytes) -> Callable[[Any, int], Any]:
-    return lambda schema, _: schema.SaslAuthenticateRequest(auth_bytes=message)
 
 
 def _plain(sasl: Sasl) -> Generator[bytes, bytes, None]:

@@ -8,7 +8,6 @@ import contextlib
 import socket
 import ssl
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -24,11 +23,12 @@ from onceflow.client.errors import (
     ResponseTooLarge,
     UnsupportedBroker,
 )
+from onceflow.client.requests import Build, message
 from onceflow.client.security import PLAINTEXT, Security, Tls
 from onceflow.remedies import Remedy
 from onceflow.wire.apis import API_VERSIONS, APIS
 from onceflow.wire.errors import MalformedFrame
-from onceflow.wire.frames import decode_response, encode_request, request_class
+from onceflow.wire.frames import decode_response, encode_request
 
 CONNECT_MS_MAX = 10_000
 """A listening broker accepts within milliseconds; a longer timeout only delays the report of a wrong address."""
@@ -117,8 +117,8 @@ class Connection:
             )
         return version
 
-    def request(self, api_key: int, build: Callable[[Any, int], Any], *, version_min: int = 0) -> Any:
-        """Send the request that `build(schema module, version)` returns; return the decoded response."""
+    def request(self, api_key: int, build: Build, *, version_min: int = 0) -> Any:
+        """Send the request that `build(version)` returns; return the decoded response."""
         version = self.version_of(api_key, version_min=version_min)
         return self.request_version(api_key, version, build)
 
@@ -217,12 +217,12 @@ class Connection:
 
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
         # Every broker supports version 0, old or new; later ones return nothing that is used here.
-        response = self.request_version(API_VERSIONS, 0, lambda schema, _: schema.ApiVersionsRequest())
+        response = self.request_version(API_VERSIONS, 0, message(API_VERSIONS))
         return {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
 
-    def request_version(self, api_key: int, version: int, build: Callable[[Any, int], Any]) -> Any:
+    def request_version(self, api_key: int, version: int, build: Build) -> Any:
         """Send a request in exactly that version, which the broker must support."""
-        payload = build(schema_of(api_key, version), version)
+        payload = build(version)
         return self.exchange(
             lambda correlation_id: encode_request(api_key, version, correlation_id, self.client_id, payload),
             lambda frame: decode_response(api_key, version, frame)[1],
@@ -254,11 +254,6 @@ class Connection:
                 raise ConnectionLost(f"{self.address} closed the connection before it responded; {Remedy.TRY_AGAIN}")
             rest = rest[received:]
         return whole
-
-
-def schema_of(api_key: int, version: int) -> Any:
-    """Return the generated module with the request's classes: nested ones have other names in other versions."""
-    return sys.modules[request_class(api_key, version).__module__]
 
 
 def _left_s(deadline: float) -> float:

@@ -1,7 +1,6 @@
 """Requests that the client sends, built for the negotiated version, and the form of their responses.
 
-Every builder returns `build(schema, version)`, where `schema` is kio's module of that version: fields and nested
-classes differ between versions, and only this module knows how.
+Every builder names the fields of all versions; `build(version)` uses those that the version has.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,102 +28,71 @@ TRANSACTION = 1
 OFFSET_FETCH_VERSION_MIN = 2
 """Version 2 added an error code for the whole group."""
 
-Build = Callable[[Any, int], Any]
+Build = Callable[[int], Any]
 
 
 def message(api_key: int, **values: Any) -> Build:
-    """Build a request whose fields are the same in every version."""
-    return lambda _schema, version: message_of(request_class(api_key, version), values)
+    """Build a request from the fields of all versions."""
+    return lambda version: message_of(request_class(api_key, version), values, of_any_version=True)
 
 
 def metadata(names: Sequence[str] | None) -> Build:
     """Request the metadata of these topics, of all for None; never creates one."""
-
-    def build(schema: Any, version: int) -> Any:
+    return message(
+        apis.METADATA,
         # From version 10 a topic has an id; null means "by name".
-        by_name = {"topic_id": None} if version >= 10 else {}
-        fields: dict[str, Any] = {"include_topic_authorized_operations": False} if version >= 8 else {}
-        if 8 <= version <= 10:
-            fields["include_cluster_authorized_operations"] = False
-        topics = (
-            tuple(schema.MetadataRequestTopic(name=name, **by_name) for name in names) if names is not None else None
-        )
-        return schema.MetadataRequest(topics=topics, allow_auto_topic_creation=False, **fields)
-
-    return build
+        topics=None if names is None else [{"name": name, "topic_id": None} for name in names],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
 
 
 def list_offsets(topic: str, timestamp_by_partition: Mapping[int, int], isolation_level: int) -> Build:
     """Request offsets of one topic's partitions at these timestamps."""
-
-    def build(schema: Any, version: int) -> Any:
-        partitions = tuple(
-            schema.ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
-            for partition, timestamp in timestamp_by_partition.items()
-        )
-        return schema.ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=isolation_level,
-            topics=(schema.ListOffsetsTopic(name=topic, partitions=partitions),),
-            **({"timeout": TIERED_STORAGE_TIMEOUT} if version >= 10 else {}),
-        )
-
-    return build
+    partitions = [{"partition_index": index, "timestamp": at} for index, at in timestamp_by_partition.items()]
+    return message(
+        apis.LIST_OFFSETS,
+        replica_id=-1,
+        isolation_level=isolation_level,
+        topics=[{"name": topic, "partitions": partitions}],
+        timeout=TIERED_STORAGE_TIMEOUT,
+    )
 
 
 def offsets_before(topic: str, partition: int, timestamp_ms: int, count_max: int) -> Build:
     """Request up to `count_max` offsets where segments start, before a time; only version 0 supports this."""
-
-    def build(schema: Any, version: int) -> Any:
-        wanted = schema.ListOffsetsPartition(
-            partition_index=partition, timestamp=timestamp_ms, max_num_offsets=count_max
-        )
-        topics = (schema.ListOffsetsTopic(name=topic, partitions=(wanted,)),)
-        return schema.ListOffsetsRequest(replica_id=-1, topics=topics)
-
-    return build
+    wanted = {"partition_index": partition, "timestamp": timestamp_ms, "max_num_offsets": count_max}
+    return message(apis.LIST_OFFSETS, replica_id=-1, topics=[{"name": topic, "partitions": [wanted]}])
 
 
 def create_topic(
     name: str, partitions: int, replication_factor: int, configs: Mapping[str, str], timeout_ms: int
 ) -> Build:
     """Create one topic, its replicas placed by the cluster."""
-
-    def build(schema: Any, version: int) -> Any:
-        topic = schema.CreatableTopic(
-            name=name,
-            num_partitions=partitions,
-            replication_factor=replication_factor,
-            assignments=(),
-            configs=tuple(schema.CreatableTopicConfig(name=key, value=value) for key, value in configs.items()),
-        )
-        return schema.CreateTopicsRequest(topics=(topic,), timeout=timedelta(milliseconds=timeout_ms))
-
-    return build
+    topic = {
+        "name": name,
+        "num_partitions": partitions,
+        "replication_factor": replication_factor,
+        "assignments": (),
+        "configs": [{"name": key, "value": value} for key, value in configs.items()],
+    }
+    return message(apis.CREATE_TOPICS, topics=[topic], timeout=timedelta(milliseconds=timeout_ms))
 
 
 def delete_topic(name: str, timeout_ms: int) -> Build:
     """Delete one topic by name."""
-
-    def build(schema: Any, version: int) -> Any:
-        timeout = timedelta(milliseconds=timeout_ms)
-        if version >= 6:
-            topic = schema.DeleteTopicState(name=name, topic_id=None)
-            return schema.DeleteTopicsRequest(topics=(topic,), timeout=timeout)
-        return schema.DeleteTopicsRequest(topic_names=(name,), timeout=timeout)
-
-    return build
+    return message(
+        apis.DELETE_TOPICS,
+        topics=[{"name": name, "topic_id": None}],
+        topic_names=[name],
+        timeout=timedelta(milliseconds=timeout_ms),
+    )
 
 
 def find_coordinator(key: str, key_type: int = GROUP) -> Build:
     """Request the coordinator of a group or of a transactional id."""
-
-    def build(schema: Any, version: int) -> Any:
-        if version >= 4:
-            return schema.FindCoordinatorRequest(key_type=key_type, coordinator_keys=(key,))
-        return schema.FindCoordinatorRequest(key=key, key_type=key_type)
-
-    return build
+    return message(apis.FIND_COORDINATOR, key=key, key_type=key_type, coordinator_keys=[key])
 
 
 def coordinator(response: Any) -> Any:
@@ -134,18 +102,17 @@ def coordinator(response: Any) -> Any:
 
 def offset_fetch(group: str, topic: str, partitions: Iterable[int]) -> Build:
     """Request a group's committed offsets of one topic's partitions; waits for open transactions if possible."""
-    indexes = tuple(partitions)
+    return _offset_fetch(group, [{"name": topic, "partition_indexes": tuple(partitions)}])
 
-    def build(schema: Any, version: int) -> Any:
-        stable = {"require_stable": True} if version >= 7 else {}
-        if version >= 8:
-            topics = (schema.OffsetFetchRequestTopics(name=topic, partition_indexes=indexes),)
-            groups = (schema.OffsetFetchRequestGroup(group_id=group, topics=topics),)
-            return schema.OffsetFetchRequest(groups=groups, **stable)
-        topics = (schema.OffsetFetchRequestTopic(name=topic, partition_indexes=indexes),)
-        return schema.OffsetFetchRequest(group_id=group, topics=topics, **stable)
 
-    return build
+def all_offsets(group: str) -> Build:
+    """Request all committed offsets of a group; waits for open transactions if possible."""
+    return _offset_fetch(group, None)
+
+
+def _offset_fetch(group: str, topics: list[dict[str, Any]] | None) -> Build:
+    wanted = {"group_id": group, "topics": topics}
+    return message(apis.OFFSET_FETCH, **wanted, groups=[wanted], require_stable=True)
 
 
 def fetched_group(response: Any) -> Any:
@@ -184,13 +151,8 @@ class ProducerIdentity(NamedTuple):
 
 def init_producer_id(producer: ProducerIdentity, transaction_timeout_ms: int = 0) -> Build:
     """Request a producer id, or the next epoch of one."""
-    known = {} if producer.producer_id < 0 else {"producer_id": producer.producer_id, "producer_epoch": producer.epoch}
-    return message(
-        apis.INIT_PRODUCER_ID,
-        transactional_id=producer.transactional_id,
-        transaction_timeout=timedelta(milliseconds=transaction_timeout_ms),
-        **known,
-    )
+    timeout = timedelta(milliseconds=transaction_timeout_ms)
+    return message(apis.INIT_PRODUCER_ID, **_identity(producer), transaction_timeout=timeout)
 
 
 def add_partitions_to_txn(producer: ProducerIdentity, partitions: Iterable[TopicPartition]) -> Build:

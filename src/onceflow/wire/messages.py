@@ -6,31 +6,39 @@ from functools import cache
 from typing import Any, get_args
 
 
-def message_of(message_class: Any, values: Mapping[str, Any]) -> Any:
-    """Build a message from its fields; nested entities are mappings, arrays are iterables. TypeError for an unknown
-    field."""
+def message_of(message_class: Any, values: Mapping[str, Any], *, of_any_version: bool = False) -> Any:
+    """Build a message from its fields; nested entities are mappings, arrays are iterables.
+
+    TypeError for an unknown field. `of_any_version`: the fields are those of all versions, and only the fields of this
+    one are used.
+    """
     nested = _nested_classes(message_class)
-    return message_class(**{name: _converted(value, nested.get(name)) for name, value in values.items()})
+    if of_any_version:
+        values = {name: value for name, value in values.items() if name in nested}
+    return message_class(
+        **{name: _converted(value, nested.get(name), of_any_version) for name, value in values.items()}
+    )
 
 
 def element_class(message_class: Any, field: str) -> type[Any]:
     """Return the class of the entities in an array of a message."""
-    return _nested_classes(message_class)[field]  # type: ignore[no-any-return]
+    nested = _nested_classes(message_class)[field]
+    assert nested is not None
+    return nested
 
 
-def _converted(value: Any, nested: Any) -> Any:
+def _converted(value: Any, nested: type[Any] | None, of_any_version: bool) -> Any:
     if value is None or isinstance(value, bytes | str | int):
         return value
     if nested is not None:
-        return tuple(message_of(nested, element) for element in value)
+        return tuple(message_of(nested, element, of_any_version=of_any_version) for element in value)
     return tuple(value) if isinstance(value, list) else value
 
 
 @cache
-def _nested_classes(message_class: Any) -> Mapping[str, Any]:
-    """Return field → the class of the entities in its array, for the fields that have one."""
-    classes = {field.name: entity_class_in(field.type) for field in fields(message_class)}
-    return {name: nested for name, nested in classes.items() if nested is not None}
+def _nested_classes(message_class: Any) -> Mapping[str, type[Any] | None]:
+    """Return field → the class of the entities in its array; None for other fields."""
+    return {field.name: entity_class_in(field.type) for field in fields(message_class)}
 
 
 def entity_class_in(annotation: Any) -> type[Any] | None:
