@@ -143,7 +143,7 @@ def test_the_debug_option_names_long_requests(
         client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
         host, port = client.socket.getsockname()
     what = f"Metadata of {host}:{port} held the loop for"
-    lines = [record.message for record in caplog.records if what in record.message]
+    lines = [record.getMessage() for record in caplog.records if what in record.getMessage()]
     assert len(lines) == 1
 
 

@@ -127,7 +127,7 @@ def test_batch_read_of_empty_topic(read: Callable[..., DataFrame], cluster: Clus
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("startingOffset", "latest", "unknown option startingoffset of source onceflow; did you mean startingOffsets?"),
+        ("startingOffset", "latest", "unknown option startingOffset of source onceflow; did you mean startingOffsets?"),
         ("subscribe", "nowhere", "topic 'nowhere' does not exist"),
     ],
 )

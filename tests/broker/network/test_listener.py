@@ -230,7 +230,7 @@ def test_excess_connections_are_refused_and_logged_once(caplog: pytest.LogCaptur
 
     served(scenario, connections_max=2)
     served(scenario, connections_per_address_max=2)
-    lines = [record.message for record in caplog.records if "refused" in record.message]
+    lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert len(lines) == 2
     assert "max.connections=2" in lines[0]
     assert "max.connections.per.ip=2" in lines[1]

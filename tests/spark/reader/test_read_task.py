@@ -114,7 +114,7 @@ def test_trimmed_records_fail_or_are_skipped(
     assert not caplog.records
     rows = rows_of(replace(options, fail_on_data_loss=False), planned)
     assert [(row["offset"], row["value"]) for row in rows] == [(3, b"3"), (4, b"4"), (5, b"5")]
-    (message,) = [record.message for record in caplog.records]
+    (message,) = [record.getMessage() for record in caplog.records]
     assert re.fullmatch(lost + "the query continues without it", message)
 
 

@@ -103,7 +103,7 @@ def given_options(bootstrap: str, topic: str, given: dict[str, str]) -> SourceOp
 
 
 def logged_by_reader(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.name == stream.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == stream.__name__]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_loss_is_logged_once(
     start[topic]["0"] = 7
     for _ in range(3):
         start = reader.latestOffset(start, EVERYTHING) | {topic: {"0": 7}}
-    (message,) = [record.message for record in caplog.records]
+    (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(
         f"{topic}-0 [0, 7) is missing from the log: the partition now ends at 0, before the next offset to read, 7"
     )
@@ -415,6 +415,8 @@ def test_failed_commit_is_logged_once(
     for _ in range(3):
         assert reader.latestOffset(start, EVERYTHING) == start
     warnings = [
-        record.message for record in caplog.records if "offsets could not be committed to group" in record.message
+        record.getMessage()
+        for record in caplog.records
+        if "offsets could not be committed to group" in record.getMessage()
     ]
     assert len(warnings) == 1
