@@ -33,7 +33,7 @@ INSIDE = {
     ),
     "spark": (
         {"testing"},
-        {"avro", "dead_letters", "load", "read_again", "redis_tags", "serialization"},
+        {"avro", "dead_letters", "load", "read_again", "redis_tags", "serialization", "windows"},
         {"kafka_sink", "redis_sink", "lag_listener", "source", "two_phase_sink"},
         {"kafka", "redis"},
         {"sink"},
