@@ -194,7 +194,7 @@ def test_a_repeated_batch_has_the_same_windows(
 @pytest.fixture
 def berlin(spark: SparkSession) -> Iterator[None]:
     """A session in a time zone where one hour of the year comes twice."""
-    zone = spark.conf.get("spark.sql.session.timeZone")
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     yield
     spark.conf.set("spark.sql.session.timeZone", zone)
