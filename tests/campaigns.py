@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import pytest
 
@@ -51,6 +51,9 @@ class Run(TypedDict):
     what: str
     counts: Mapping[str, float | str]
     printed: str
+    commit: str
+    finished: float
+    """End of the run's session, in seconds since 1970."""
 
 
 class Known(TypedDict):
@@ -58,13 +61,6 @@ class Known(TypedDict):
 
     runs: dict[str, Run]
     reds: dict[str, int]
-
-
-class Seen(NamedTuple):
-    """Commit and day of a pass."""
-
-    commit: str
-    date: str
 
 
 def note_all(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
@@ -80,8 +76,9 @@ def note_all(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 def finish(reporter: pytest.TerminalReporter) -> None:
     """Store passes and failures, and write the rows of the campaigns that have passed whole."""
     config = reporter.config
+    commit, now = _git(ROOT, "rev-parse", "--short=10", "HEAD") or "", time.time()
     runs = {
-        report.nodeid: run_of(report)
+        report.nodeid: run_of(report, commit, now)
         for report in reporter.getreports("passed")
         if "campaign" in report.keywords and report.when == "call"
     }
@@ -103,8 +100,7 @@ def finish(reporter: pytest.TerminalReporter) -> None:
         known = added(cache.get(key, Known(runs={}, reds={})), runs, failed)
         cache.set(key, known)
         if every := config.stash.get(ALL, []):
-            seen = Seen(_git(ROOT, "rev-parse", "--short=10", "HEAD") or "", time.strftime("%Y-%m-%d"))
-            PAGE.write_text(page(PAGE.read_text(), every, known, seen))
+            PAGE.write_text(page(PAGE.read_text(), every, known))
             reporter.write_line("docs/campaigns.md is written")
         else:
             reporter.write_line("docs/campaigns.md is unchanged: only some of the tests were collected")
@@ -124,11 +120,11 @@ def added(known: Known, runs: Mapping[str, Run], failed: Collection[str]) -> Kno
     return Known(runs=together, reds=dict(Counter(known["reds"]) + Counter(failed)))
 
 
-def run_of(report: pytest.TestReport) -> Run:
+def run_of(report: pytest.TestReport, commit: str, finished: float) -> Run:
     properties: dict[str, Any] = dict(report.user_properties)
     what = properties.pop("what", "")
     printed = report.capstdout.strip()
-    return Run(seconds=report.duration, what=what, counts=properties, printed=printed)
+    return Run(seconds=report.duration, what=what, counts=properties, printed=printed, commit=commit, finished=finished)
 
 
 def committed_sources(root: Path) -> str | None:
@@ -143,7 +139,7 @@ def _git(root: Path, *arguments: str) -> str | None:
     return None if done.returncode else done.stdout.strip()
 
 
-def page(before: str, every: Sequence[str], known: Known, seen: Seen) -> str:
+def page(before: str, every: Sequence[str], known: Known) -> str:
     """Return the text of docs/campaigns.md: the former text `before`, with new rows for what has passed whole.
 
     `every` holds the node ids of all campaigns; rows of campaigns that are no longer among them go.
@@ -154,17 +150,19 @@ def page(before: str, every: Sequence[str], known: Known, seen: Seen) -> str:
         together[nodeid.partition("[")[0]].append(nodeid)
     for name, parts in together.items():
         if known["runs"].keys() >= set(parts):
-            rows[name] = _row(name, parts, known, seen)
+            rows[name] = _row(name, parts, known)
     return _HEAD + "".join(f"{rows.get(name, f'| `{name}` | - | - | - | - | - | - |')}\n" for name in together)
 
 
-def _row(name: str, parts: Sequence[str], known: Known, seen: Seen) -> str:
+def _row(name: str, parts: Sequence[str], known: Known) -> str:
     runs = [known["runs"][part] for part in parts]
     what = runs[0]["what"] or name.partition("::")[2].removeprefix("test_").replace("_", " ")
     seconds = sum(run["seconds"] for run in runs)
+    last = max(runs, key=lambda run: run["finished"])
+    date = time.strftime("%Y-%m-%d", time.gmtime(last["finished"]))
     repeated = sum(part in known["reds"] for part in parts)
     figures = _figures(runs) + (f"; {repeated} repeated after a failure" if repeated else "")
-    return f"| `{name}` | {what} | `{seen.commit}` | {seen.date} | {len(runs)} | {seconds:.0f} | {figures} |"
+    return f"| `{name}` | {what} | `{last['commit']}` | {date} | {len(runs)} | {seconds:.0f} | {figures} |"
 
 
 def _figures(pieces: Sequence[Run]) -> str:

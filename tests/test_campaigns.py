@@ -3,18 +3,24 @@
 import subprocess
 from pathlib import Path
 
-from tests.campaigns import Known, Run, Seen, added, committed_sources, page, seeds_of
+from tests.campaigns import Known, Run, added, committed_sources, page, seeds_of
 
 NOTHING = Known(runs={}, reds={})
 KILLS, CUTS = "tests/a.py::test_kills[0]", "tests/b.py::test_cuts_lose_nothing"
 
 
-def run(seconds: float, printed: str = "", **counts: float | str) -> Run:
-    return Run(seconds=seconds, what="", counts=counts, printed=printed)
+DAY_S = 86_400
+FIRST_S = 1_767_312_000.0
+"""2026-01-02T00:00Z."""
+
+
+def run(seconds: float, printed: str = "", *, commit: str = "0123456789", days: int = 0, **counts: float | str) -> Run:
+    finished = FIRST_S + days * DAY_S
+    return Run(seconds=seconds, what="", counts=counts, printed=printed, commit=commit, finished=finished)
 
 
 def written(known: Known, before: str = "", *more: str) -> str:
-    return page(before, [*known["runs"], *more], known, Seen("0123456789", "2026-01-02"))
+    return page(before, [*known["runs"], *more], known)
 
 
 def rows(text: str) -> list[str]:
@@ -70,9 +76,16 @@ def test_campaigns_without_a_pass_are_listed() -> None:
     assert rows(written(NOTHING, "", CUTS)) == [f"| `{CUTS}` | - | - | - | - | - | - |"]
 
 
+def test_rows_keep_the_commit_of_their_pass() -> None:
+    known = added(NOTHING, {KILLS: run(60), CUTS: run(4)}, [])
+    kills, cuts = rows(written(added(known, {CUTS: run(4, commit="abcdef0123", days=5)}, [])))
+    assert "| `0123456789` | 2026-01-02 |" in kills
+    assert "| `abcdef0123` | 2026-01-07 |" in cuts
+
+
 def test_rows_of_former_campaigns_are_removed() -> None:
     before = written(added(NOTHING, {KILLS: run(60), CUTS: run(4)}, []))
-    assert rows(page(before, [CUTS], NOTHING, Seen("", ""))) == rows(before)[1:]
+    assert rows(page(before, [CUTS], NOTHING)) == rows(before)[1:]
 
 
 def commit(root: Path, name: str, text: str) -> None:

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from onceflow.cli import onceflow
 from onceflow.cli.internal import is_internal_topic, is_marker_group
-from onceflow.client.cluster import Cluster, OffsetAt
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import LATEST, Cluster, OffsetAt
 from tests.clicks.counted import GOOD_AND_BAD, count, write
 from tests.conftest import RedisProcess
 
@@ -87,6 +88,31 @@ def test_groups_share_the_ends_of_topics(
     assert requested.count(topic) == 2
     assert [row["lag"] for row in shown("group", "describe", f"{topic}-0")["partitions"]] == [3, 5]
     assert requested.count(topic) == 2
+
+
+@pytest.mark.parametrize("command", [["status", "--redis", DEAD], ["group", "list", "--lag"]], ids=["status", "list"])
+def test_lag_of_a_topic_that_grows(
+    bootstrap: str, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """Records arrive, and a group commits some, after another group was asked for its offsets."""
+    write(bootstrap, topic, GOOD_AND_BAD)
+    first, second = f"{topic}-1", f"{topic}-2"
+    for group in (first, second):
+        cluster.commit_offsets(group, topic, {0: 0})
+    group_offsets = Admin.group_offsets
+
+    def growing(self: Admin, group_id: str) -> Any:
+        if group_id == second:
+            write(bootstrap, topic, GOOD_AND_BAD)
+            end = cluster.list_offsets(topic, {0: LATEST})[0].offset
+            cluster.commit_offsets(second, topic, {0: end - 1})
+        return group_offsets(self, group_id)
+
+    monkeypatch.setattr(Admin, "group_offsets", growing)
+    shown = json.loads(CliRunner().invoke(onceflow, [*command, "--bootstrap", bootstrap, "--json"]).stdout)
+    groups = shown if isinstance(shown, list) else shown["kafka"]["groups"]
+    (lag,) = [group["lag"] for group in groups if group["group"] == second]
+    assert (lag if isinstance(lag, int) else lag["messages"]) == 1
 
 
 def test_a_group_of_a_deleted_topic(run: Run, cluster: Cluster, filled: Callable[..., str], topic: str) -> None:

@@ -253,12 +253,19 @@ def test_all_fields_keep_json_as_it_is(tmp_path: Path) -> None:
 
 
 def test_all_fields_of_texts_become_numbers(tmp_path: Path) -> None:
-    names, big = "user,at,zip,hash,size,price,big", "9" * 19
-    path = file_of(tmp_path, "a.csv", f"{names}\n42,1506826828020,0815,12e4567,-3,1.5,{big}\n")
+    names, big, long = "user,at,zip,hash,size,price,big,long", "9" * 19, "1234567890.123456789"
+    path = file_of(tmp_path, "a.csv", f"{names}\n42,1506826828020,0815,12e4567,-3,1.5,{big},{long}\n")
     mapping = FieldMapping({"uid": "user", "event_time": "at"}, {"click_count": "1"}, all_fields=True)
     (value,) = whole_events(path, mapping, Rejects(tmp_path))
-    row = {"user": 42, "at": 1506826828020, "zip": "0815", "hash": "12e4567", "size": -3, "price": 1.5, "big": big}
-    assert json.loads(value) == {**row, "uid": 42, "event_time": 1506826828020, "click_count": 1}
+    row = {"user": 42, "at": 1506826828020, "zip": "0815", "hash": "12e4567", "size": -3, "price": 1.5}
+    assert json.loads(value) == {
+        **row,
+        "big": big,
+        "long": long,
+        "uid": 42,
+        "event_time": 1506826828020,
+        "click_count": 1,
+    }
 
 
 @pytest.mark.parametrize(

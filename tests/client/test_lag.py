@@ -13,3 +13,12 @@ def test_deleted_records_are_not_lag(cluster: Cluster, filled: Callable[..., str
     lag = lag_behind(LogEnds(cluster), {topic: {0: 1}}, now_ms=2003)
     assert (lag.messages, lag.seconds) == (2, 1.0)
     assert lag_behind(LogEnds(cluster), {topic: {0: 5}}, now_ms=2003).messages == 0
+
+
+def test_records_deleted_meanwhile_have_no_age(cluster: Cluster, filled: Callable[..., str]) -> None:
+    """The first unread record is deleted between the request of the log's ends and the fetch."""
+    topic = filled([b"a", b"b", b"c", b"d", b"e"])
+    ends = LogEnds(cluster)
+    ends.of(topic, [0])
+    Admin(cluster).delete_records(topic, {0: 3})
+    assert lag_behind(ends, {topic: {0: 1}}, now_ms=2003).seconds == 1.0

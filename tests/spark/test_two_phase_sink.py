@@ -46,7 +46,7 @@ def start(bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path) -> Start
 
 @pytest.fixture
 def rows(spark: SparkSession) -> DataFrame:
-    return spark.createDataFrame([("a",), ("b",)], "value string")
+    return spark.createDataFrame([(None, b"a"), (b"k", b"b")], "key binary, value binary")
 
 
 def flush(sink: TwoPhaseSink, rows: DataFrame) -> None:
@@ -58,6 +58,13 @@ def flush(sink: TwoPhaseSink, rows: DataFrame) -> None:
 
 PROOF = proof_of(batch(0), "two-phase", None)
 BOTH = [b"a", b"b"]
+
+
+def test_the_state_survives_a_power_cut(start: Start) -> None:
+    """SQLite syncs the directory, too, after it has removed its journal; FULL, its default, does not."""
+    extra = 3
+    with start()._file() as file:
+        assert file.execute("PRAGMA synchronous").fetchone() == (extra,)
 
 
 def test_flushed_rows_are_hidden_until_commit(start: Start, rows: DataFrame, cluster: Cluster, topic: str) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.client.cluster import Cluster
+from onceflow.spark import windows
 from onceflow.spark.errors import WrongOption
 from onceflow.spark.windows import count_by_window, reduce_by_window, window, window_by_count
 from tests.spark.slow_workers import finish
@@ -157,6 +159,13 @@ def test_windows_by_count_of_a_batch(
     assert sorted(map(plain, windows.collect())) == model(values, size, slide)
 
 
+def test_rows_of_a_batch_may_have_maps(spark: SparkSession) -> None:
+    """Spark cannot compare maps, so rows are not sorted as a whole."""
+    rows = spark.range(4).selectExpr("'t' AS topic", "0 AS partition", "id AS offset", "map('k', id) AS counts")
+    windows = sorted(window_by_count(rows, 2).collect(), key=lambda row: row.first_offset)
+    assert [[element.counts["k"] for element in row.elements] for row in windows] == [[0, 1], [2, 3]]
+
+
 @pytest.mark.parametrize(("size", "slide"), SHAPES)
 def test_windows_by_count_over_restarts(
     spark: SparkSession,
@@ -189,6 +198,36 @@ def test_a_repeated_batch_has_the_same_windows(
     last.unlink()
     drain(windows, checkpoint, lambda rows: batches.append(sorted(map(plain, rows))))
     assert batches[-1] == batches[-2] != []
+
+
+def test_another_window_needs_a_new_checkpoint(
+    spark: SparkSession, bootstrap: str, topic: str, write: Callable[[int], dict[int, list[str]]], checkpoint: Path
+) -> None:
+    write(5)
+    rows = stream(spark, bootstrap, topic)
+    drain(window_by_count(rows, 4), checkpoint, lambda _: None)
+    write(5)
+    for changed in (window_by_count(rows, 5, 4), window_by_count(rows.drop("key"), 4)):
+        with pytest.raises(StreamingQueryException, match="the checkpoint has windows of size 4, slide 4, struct<key:"):
+            drain(changed, checkpoint, lambda _: None)
+
+
+def test_many_windows_come_in_pieces(
+    spark: SparkSession,
+    bootstrap: str,
+    topic: str,
+    write: Callable[[int], dict[int, list[str]]],
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limits of a piece are those of the driver's process, which makes the functions of the query."""
+    monkeypatch.setattr(windows, "ROWS_AT_ONCE", 30)
+    values = write(101)
+    seen: Windows = []
+    drain(
+        window_by_count(stream(spark, bootstrap, topic), 20, 3), checkpoint, lambda rows: seen.extend(map(plain, rows))
+    )
+    assert sorted(seen) == model(values, 20, 3)
 
 
 @pytest.fixture

@@ -16,10 +16,8 @@ from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
     from onceflow.clicks.results import MarkerView, Snapshot
-    from onceflow.client.admin import Admin
     from onceflow.client.admin_responses import GroupListing
-    from onceflow.client.lag import LogEnds
-    from onceflow.client.metadata import TopicMetadata
+    from onceflow.client.lag import LogEnds, Offsets
 
 Status = dict[str, Any]
 CLEAR_SCREEN = "\033[H\033[2J"
@@ -104,12 +102,18 @@ def _part(begin: Status, read: Callable[[], Status]) -> Status:
 
 def _kafka(bootstrap: str, *, internal: bool) -> Status:
     from onceflow.client.admin import Admin
-    from onceflow.client.lag import LogEnds
+    from onceflow.client.lag import LogEnds, reached_by
 
     with open_cluster(bootstrap) as cluster:
         admin, ends = Admin(cluster), LogEnds(cluster)
         description = admin.describe_cluster()
         topics = cluster.topics()
+        # Before the ends of the logs: a later commit would be beyond them, and its lag too low.
+        groups = [
+            (group, reached_by(admin.group_offsets(group.group_id), topics))
+            for group in sorted(admin.list_groups(), key=lambda group: group.group_id)
+            if internal or not is_marker_group(group.group_id)
+        ]
         return {
             "cluster": description.cluster_id,
             "controller": description.controller_id,
@@ -124,11 +128,7 @@ def _kafka(bootstrap: str, *, internal: bool) -> Status:
                 for name, topic in sorted(topics.items())
                 if internal or not is_internal_topic(name, topic.internal)
             ],
-            "groups": [
-                _group(ends, admin, topics, group)
-                for group in sorted(admin.list_groups(), key=lambda group: group.group_id)
-                if internal or not is_marker_group(group.group_id)
-            ],
+            "groups": [_group(ends, group, reached) for group, reached in groups],
         }
 
 
@@ -142,10 +142,9 @@ def _messages(ends: "LogEnds", topic: str, partitions: Iterable[int]) -> int | N
         return None
 
 
-def _group(ends: "LogEnds", admin: "Admin", topics: "Mapping[str, TopicMetadata]", group: "GroupListing") -> Status:
-    from onceflow.client.lag import lag_behind, reached_by
+def _group(ends: "LogEnds", group: "GroupListing", reached: "Offsets") -> Status:
+    from onceflow.client.lag import lag_behind
 
-    reached = reached_by(admin.group_offsets(group.group_id), topics)
     lag = lag_behind(ends, reached)
     return {
         "group": group.group_id,

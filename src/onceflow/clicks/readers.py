@@ -30,7 +30,7 @@ _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _COMBINED = re.compile(rf"(\S+) \S+ \S+ \[([^\]]+)\] {_QUOTED} (\d{{3}}) (\d+|-) {_QUOTED} {_QUOTED}")
 _REQUEST = re.compile(r"([A-Z]+) (\S.*) HTTP/[0-9.]+")
 _NUMBER_STARTS = b"-0123456789"
-_TYPED_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
+_TYPED_NUMBER = re.compile(r"-?(?!(?:[0-9]\.?){19})(0|[1-9][0-9]*)(\.[0-9]+)?")
 """Text that becomes a number: no leading zeros, no exponent (a hash such as 12e4567) and nothing beyond 64 bits."""
 _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 

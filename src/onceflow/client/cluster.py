@@ -1,7 +1,7 @@
 """A Kafka cluster for readers and administrators: topics, offsets, fetches, group offsets."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
@@ -208,15 +208,17 @@ class Cluster:
             offsets[entry.partition_index] = OffsetAt(entry.offset, entry.timestamp)
         return offsets
 
-    def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
+    def committed_offsets(self, group: str, topic: str, partitions: Iterable[int] | None = None) -> dict[int, int]:
         """Return the group's committed offset of each partition that has one: that of the next record to read.
 
-        Waits for the end of an open transaction. Raises UnknownTopic, CoordinatorUnavailable, RequestRefused.
+        Waits for the end of an open transaction with an offset of these partitions; None: of all. Raises UnknownTopic,
+        CoordinatorUnavailable, RequestRefused.
         """
-        partitions = list(self.require_topic(topic).partitions)
+        every = self.require_topic(topic).partitions
+        wanted = list(every if partitions is None else partitions)
 
         def attempt() -> dict[int, int]:
-            build = requests.offset_fetch(group, topic, partitions)
+            build = requests.offset_fetch(group, topic, wanted)
             response = self.router.ask_coordinator(group, apis.OFFSET_FETCH, build, requests.OFFSET_FETCH_VERSION_MIN)
             result = requests.fetched_group(response)
             check_group(group, result.error_code)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from onceflow.client.admin_responses import CommittedOffset
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
+from onceflow.client.errors import OffsetOutOfRange
 from onceflow.client.metadata import TopicMetadata
 from onceflow.client.records import committed_records
 from onceflow.wire import TopicPartition
@@ -83,8 +84,15 @@ def log_ends(cluster: Cluster, topic: str, partitions: Iterable[int]) -> dict[in
 
 
 def _timestamp_ms(cluster: Cluster, topic: str, partition: int, begin: int, default_ms: int) -> int:
-    """Return the timestamp of the first record at `begin` or later, from one small fetch."""
-    fetched = cluster.fetch(topic, partition, begin, size_bytes_max=FIRST_RECORD_BYTES, wait_ms=0)
+    """Return the timestamp of the first record at `begin` or later, from one small fetch.
+
+    Records may be deleted meanwhile: then it is the first one that is left.
+    """
+    try:
+        fetched = cluster.fetch(topic, partition, begin, size_bytes_max=FIRST_RECORD_BYTES, wait_ms=0)
+    except OffsetOutOfRange:
+        begin = cluster.list_offsets(topic, {partition: EARLIEST})[partition].offset
+        fetched = cluster.fetch(topic, partition, begin, size_bytes_max=FIRST_RECORD_BYTES, wait_ms=0)
     for record in committed_records(fetched, begin, begin + 2**31):
         return record.timestamp_ms
     return default_ms

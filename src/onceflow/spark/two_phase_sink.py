@@ -161,4 +161,6 @@ class TwoPhaseSink(Sink):
         # After a driver's thread has died, the garbage collector closes its file in another thread.
         file = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         with contextlib.closing(file):
+            # With less a power cut may bring the journal's name back, and undo a change that the target followed.
+            file.execute("PRAGMA synchronous = EXTRA")
             yield file

@@ -16,14 +16,13 @@ state store, so that a repeated micro-batch returns the same windows.
 """
 
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import Window as SqlWindow
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
@@ -31,6 +30,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StructField, StructType
 
+from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
 from onceflow.spark.errors import WrongOption
 
 WINDOW = "window"
@@ -39,15 +40,22 @@ OFFSET = "offset"
 ELEMENTS = "elements"
 """The rows of a window by number of rows, an array of structures with the columns of the input."""
 
-WINDOWS_AT_ONCE = 1000
-"""Windows that a task hands to Spark at once."""
+ROWS_AT_ONCE = 10_000
+"""Rows that leave the stateful step together, each once; a window may have more."""
+ELEMENTS_AT_ONCE = 100_000
+"""Elements of the windows that a task hands to Spark at once; a window may have more."""
 
 _ROW = "row"
+_NUMBER = "number"
 _BOUNDS = ("first_offset", "last_offset")
-_STATE = "skip long, rows binary"
-"""Rows to skip until the next window begins, and a MessagePack array of the encoded rows that windows still need: Spark
-cannot read an array from a Python state."""
+_STATE = "plan string, skip long, rows binary"
+"""Size, slide and columns; the rows to skip until the next window begins; and a MessagePack array of the encoded rows
+that windows still need, since Spark cannot read an array from a Python state."""
 _NO_ROWS = msgspec.msgpack.encode([])
+
+
+class WindowsChanged(OnceflowError):
+    """A checkpoint with rows of windows by number of rows, for a query with other rows or windows."""
 
 
 def window(rows: DataFrame, length: str, slide: str | None = None, *, time: str = "timestamp") -> DataFrame:
@@ -92,6 +100,7 @@ def window_by_count(rows: DataFrame, size: int, slide: int | None = None) -> Dat
     array of the window's rows. Rows that complete no window yet are not returned.
 
     A stream sorts a partition's rows of a micro-batch in the memory of one task: bound them by `maxOffsetsPerTrigger`.
+    It stops with WindowsChanged if its checkpoint is of other columns, another size or slide.
 
     Raises:
         WrongOption: a size or slide below 1, or a column that is missing.
@@ -117,11 +126,10 @@ def _require_columns(rows: DataFrame, names: Sequence[str]) -> None:
 def _batch_by_count(rows: DataFrame, size: int, slide: int) -> DataFrame:
     numbered = rows.select(
         *PARTITION,
-        # The offset comes first, so that sorting the structures sorts by it.
-        F.struct(F.col(OFFSET).alias("_order"), F.struct(*rows.columns).alias(_ROW)).alias(_ROW),
-        (F.row_number().over(SqlWindow.partitionBy(*PARTITION).orderBy(OFFSET)) - 1).alias("_number"),
-    )
-    number = F.col("_number")
+        F.struct(*rows.columns).alias(_ROW),
+        (F.row_number().over(SqlWindow.partitionBy(*PARTITION).orderBy(OFFSET)) - 1).alias(_NUMBER),
+    ).withColumn(_ROW, F.struct(_NUMBER, _ROW))
+    number = F.col(_NUMBER)
     # Row n is in the windows k with k·slide <= n < k·slide + size.
     last = F.floor(number / F.lit(slide))
     first = F.greatest(F.lit(0), F.floor((number - size) / F.lit(slide)) + 1)
@@ -129,11 +137,17 @@ def _batch_by_count(rows: DataFrame, size: int, slide: int) -> DataFrame:
     windows = (
         numbered.select(*PARTITION, F.explode(numbers).alias(WINDOW), _ROW)
         .groupBy(*PARTITION, WINDOW)
-        .agg(F.array_sort(F.collect_list(_ROW)).alias(_ROW))
+        .agg(F.array_sort(F.collect_list(_ROW), _by_number).alias(_ROW))
         .where(F.size(_ROW) == size)
     )
-    bounds = [F.col(_ROW)[place]["_order"].alias(name) for place, name in zip((0, size - 1), _BOUNDS, strict=True)]
-    return windows.select(*PARTITION, *bounds, F.col(f"{_ROW}.{_ROW}").alias(ELEMENTS))
+    elements = F.col(f"{_ROW}.{_ROW}")
+    bounds = [elements[place][OFFSET].alias(name) for place, name in zip((0, size - 1), _BOUNDS, strict=True)]
+    return windows.select(*PARTITION, *bounds, elements.alias(ELEMENTS))
+
+
+def _by_number(row: Column, other: Column) -> Column:
+    """Compare two rows; the whole structures cannot be compared where a column is a map."""
+    return row[_NUMBER] - other[_NUMBER]
 
 
 def _stream_by_count(rows: DataFrame, size: int, slide: int) -> DataFrame:
@@ -145,23 +159,30 @@ def _stream_by_count(rows: DataFrame, size: int, slide: int) -> DataFrame:
     windows = StructType([*places, StructField(ELEMENTS, ArrayType(BinaryType()))])
     result = StructType([*places, *bounds, StructField(ELEMENTS, ArrayType(rows.schema))])
 
+    plan = f"size {size}, slide {slide}, {rows.schema.simpleString()}"
+    windows_at_once = max(1, (ROWS_AT_ONCE - size) // slide + 1)
+
     def advance(key: tuple[Any, ...], parts: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        skip, kept = state.get if state.exists else (0, _NO_ROWS)
-        arrived = pd.concat(list(parts)).sort_values(OFFSET)
+        before, skip, kept = state.get if state.exists else (plan, 0, _NO_ROWS)
+        if before != plan:
+            raise WindowsChanged(f"the checkpoint has windows of {before}, the query {plan}: {Remedy.NEW_CHECKPOINT}")
+        # By the rows, too, so that the order does not depend on that of their arrival.
+        arrived = pd.concat(list(parts)).sort_values([OFFSET, _ROW])
         available = [*msgspec.msgpack.decode(kept, type=list[bytes]), *arrived[_ROW]]
         starts = range(skip, len(available) - size + 1, slide)
-        for some in (starts[place : place + WINDOWS_AT_ONCE] for place in range(0, len(starts), WINDOWS_AT_ONCE)):
-            elements = [available[start : start + size] for start in some]
-            yield pd.DataFrame(dict(zip(PARTITION, key, strict=True)) | {ELEMENTS: elements})
+        for place in range(0, len(starts), windows_at_once):
+            some = starts[place : place + windows_at_once]
+            elements = available[some[0] : some[-1] + size]
+            yield pd.DataFrame(dict(zip(PARTITION, key, strict=True)) | {ELEMENTS: [elements]})
         following = skip + slide * len(starts)
         needed = available[following:]
-        state.update((following - (len(available) - len(needed)), msgspec.msgpack.encode(needed)))
+        state.update((plan, following - (len(available) - len(needed)), msgspec.msgpack.encode(needed)))
 
     return (
         rows.mapInArrow(functools.partial(_encode, schema), encoded)
         .groupBy(*PARTITION)
         .applyInPandasWithState(advance, windows, _STATE, "append", GroupStateTimeout.NoTimeout)
-        .mapInArrow(functools.partial(_decode, schema), result)
+        .mapInArrow(functools.partial(_decode, schema, size, slide), result)
     )
 
 
@@ -174,22 +195,26 @@ def _encode(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
         yield pa.RecordBatch.from_pydict(columns | {_ROW: pa.array(encoded, pa.binary())})
 
 
-def _decode(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return windows of encoded rows as arrays of structures; a row of several windows is decoded once."""
+def _decode(schema: pa.Schema, size: int, slide: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the windows of runs of encoded rows as arrays of structures."""
     for batch in batches:
-        if not batch.num_rows:
-            continue
-        windows = batch[ELEMENTS]
-        distinct = windows.flatten().dictionary_encode()
-        decoded = pa.Table.from_batches(
-            [pa.ipc.read_record_batch(pa.py_buffer(row.as_buffer()), schema) for row in distinct.dictionary], schema
-        ).combine_chunks()
-        rows = decoded.to_struct_array().combine_chunks().take(distinct.indices)
-        ends = pa.array([0, *itertools.accumulate(pc.list_value_length(windows).to_pylist())], pa.int32())
-        offsets = rows.field(OFFSET)
-        bounds = (offsets.take(ends[:-1]), offsets.take(pc.subtract(ends[1:], 1)))
-        yield pa.RecordBatch.from_pydict(
-            {name: batch[name] for name in PARTITION}
-            | dict(zip(_BOUNDS, bounds, strict=True))
-            | {ELEMENTS: pa.ListArray.from_arrays(ends, rows)}
-        )
+        for place in range(batch.num_rows):
+            encoded = batch[ELEMENTS][place].values
+            rows = (
+                pa.Table.from_batches(
+                    [pa.ipc.read_record_batch(pa.py_buffer(row.as_buffer()), schema) for row in encoded], schema
+                )
+                .combine_chunks()
+                .to_struct_array()
+                .combine_chunks()
+            )
+            starts = np.arange(0, len(rows) - size + 1, slide)
+            for some in np.array_split(starts, max(1, len(starts) * size // ELEMENTS_AT_ONCE)):
+                elements = rows.take(pa.array((some[:, None] + np.arange(size)).ravel()))
+                ends = np.arange(0, len(elements) + 1, size, dtype=np.int32)
+                bounds = [rows.field(OFFSET).take(pa.array(offsets)) for offsets in (some, some + size - 1)]
+                yield pa.RecordBatch.from_pydict(
+                    {name: pa.repeat(batch[name][place], len(some)) for name in PARTITION}
+                    | dict(zip(_BOUNDS, bounds, strict=True))
+                    | {ELEMENTS: pa.ListArray.from_arrays(ends, elements)}
+                )

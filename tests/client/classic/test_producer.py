@@ -104,8 +104,8 @@ class ArticlePartitioner(KeyIsPartition):
 
 
 class ArticleEncoder:
-    def __init__(self, props: Mapping[str, Any] | None = None) -> None:
-        self.client_id = (props or {})["client.id"]
+    def __init__(self, props: Mapping[str, Any]) -> None:
+        self.client_id = props["client.id"]
 
     def to_message(self, event: object) -> bytes:
         return f"{event} of {self.client_id}".encode()
@@ -123,6 +123,30 @@ def test_constructors_get_the_producers_properties(bootstrap: str, topic: str, n
         producer.send([KeyedMessage(topic, "message", key=number) for number in range(4)])
     expected = [((key + 2) % 4, str(key).encode(), b"message of 2") for key in range(4)]
     assert sorted(written(bootstrap, topic)) == sorted(expected)
+
+
+class EncoderWithDefault:
+    """Its one parameter is its own."""
+
+    def __init__(self, encoding: str = "utf-16") -> None:
+        self.encoding = encoding
+
+    def to_message(self, event: object) -> bytes:
+        return str(event).encode(self.encoding)
+
+
+class MappingEncoder(dict[str, str]):
+    """A class without a signature."""
+
+    def to_message(self, event: object) -> bytes:
+        return str(event).encode()
+
+
+@pytest.mark.parametrize(("kind", "sent"), [(EncoderWithDefault, "x".encode("utf-16")), (MappingEncoder, b"x")])
+def test_other_constructors_get_no_properties(bootstrap: str, created: str, kind: type[Any], sent: bytes) -> None:
+    with Producer(settings(bootstrap, serializer_class=kind)) as producer:
+        producer.send([KeyedMessage(created, "x")])
+    assert [value for _, _, value in written(bootstrap, created)] == [sent]
 
 
 def test_partition_key_is_not_sent(bootstrap: str, created: str) -> None:

@@ -139,7 +139,7 @@ def dead(count: int, layout: "Layout | None", as_json: bool, redis_url: str, has
     \b
     Examples:
       onceflow dead --count 5
-      onceflow dead --format text > bad.jsonl
+      onceflow dead --count 10000 --format text > bad.jsonl
     """
     from onceflow.clicks.results import Results, dead_records, refuse_other_job
 

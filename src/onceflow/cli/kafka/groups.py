@@ -78,8 +78,9 @@ def list_groups(states: Sequence[str], with_lag: bool, internal: bool, bootstrap
         ]
         if with_lag:
             topics, ends = cluster.topics(), LogEnds(cluster)
-            for row in rows:
-                reached = reached_by(admin.group_offsets(row["group"]), topics)
+            # Before the ends of the logs: a later commit would be beyond them, and its lag too low.
+            offsets = [reached_by(admin.group_offsets(row["group"]), topics) for row in rows]
+            for row, reached in zip(rows, offsets, strict=True):
                 row["lag"] = sum(end - first for *_, first, end in ends.unread(reached))
             rows.sort(key=lambda row: -row["lag"])
     with stdout_may_close():

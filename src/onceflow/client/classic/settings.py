@@ -74,9 +74,14 @@ def _read(setting: Setting, given: Mapping[str, Any], config: Config) -> Any:
 
 
 def _create(kind: type[Any], config: Config) -> Any:
-    """Create an object; a constructor with one parameter gets all settings, as Kafka's classes get its properties."""
-    parameters = inspect.signature(kind).parameters.values()
-    takes_settings = [parameter.kind for parameter in parameters] == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    """Create an object; a constructor with one required parameter gets all settings, as Kafka's classes get them."""
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except ValueError:  # A class of an extension module, which does not tell.
+        return kind()
+    takes_settings = [(parameter.kind, parameter.default) for parameter in parameters] == [
+        (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty)
+    ]
     return kind(dict(config)) if takes_settings else kind()
 
 

@@ -175,7 +175,8 @@ class SimpleConsumer:
     def commit_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit the next offset to read of each (topic, partition) for a group without members.
 
-        Raises CoordinatorUnavailable, and RequestRefused, with `UNKNOWN_MEMBER_ID` while the group has members.
+        One request for each topic: after an error, offsets of other partitions may be committed. Raises
+        CoordinatorUnavailable, and RequestRefused, with `UNKNOWN_MEMBER_ID` while the group has members.
         """
         self._require_open()
         for topic in dict.fromkeys(topic for topic, _ in offsets):
@@ -185,16 +186,16 @@ class SimpleConsumer:
     def fetch_offsets(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the group's committed offset of each of the partitions that has one.
 
-        Raises UnknownTopic, CoordinatorUnavailable.
+        Waits for the end of an open transaction with an offset of them. Raises UnknownTopic, CoordinatorUnavailable.
         """
         self._require_open()
-        wanted = list(partitions)
-        topics = dict.fromkeys(topic for topic, _ in wanted)
-        committed = {topic: self._cluster.committed_offsets(group_id, topic) for topic in topics}
+        wanted: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            wanted.setdefault(topic, []).append(partition)
         return {
-            (topic, partition): committed[topic][partition]
-            for topic, partition in wanted
-            if partition in committed[topic]
+            (topic, partition): offset
+            for topic, numbers in wanted.items()
+            for partition, offset in self._cluster.committed_offsets(group_id, topic, numbers).items()
         }
 
     def _check_offsets(self, topic: str, partition: int, code: ErrorCode) -> None:
