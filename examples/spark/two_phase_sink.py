@@ -17,7 +17,7 @@ from onceflow.spark.two_phase_sink import TransactionLost, TwoPhaseSink
 
 
 class TwoPhaseKafkaSink(TwoPhaseSink):
-    """Keys and values of rows to a topic: the driver sends them, and any later process can commit what it has flushed.
+    """Values of rows to a topic: the driver sends them, and any later process can commit what it has flushed.
 
     Each transaction has a transactional id of its own, so once it is flushed, only its time-out aborts it.
     """
@@ -37,7 +37,7 @@ class TwoPhaseKafkaSink(TwoPhaseSink):
     def invoke(self, transaction: Any, rows: DataFrame) -> None:
         self.is_empty = True
         for row in rows.toLocalIterator():
-            self.producer.send(self.topic, row.value, row.key)
+            self.producer.send(self.topic, row.value.encode())
             self.is_empty = False
 
     def pre_commit(self, transaction: Any) -> Any:
@@ -66,9 +66,7 @@ class TwoPhaseKafkaSink(TwoPhaseSink):
 def main(bootstrap: str, topic: str) -> None:
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     stream = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
-    # A batch must be flushed within the transaction's time-out, a minute.
-    options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "100000"}
-    rows = stream.options(**options).load().select("key", "value")
+    rows = stream.options(subscribe=topic, startingOffsets="earliest").load().selectExpr("string(value) AS value")
     name = f"onceflow-example-two-phase-{bootstrap}-{topic}".replace(":", "-")
     checkpoint = Path(tempfile.gettempdir(), name)
     two_phase = TwoPhaseKafkaSink(bootstrap, f"{topic}-copy", checkpoint / "two-phase.db")
