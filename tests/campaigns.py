@@ -36,7 +36,7 @@ _HEAD = """\
 
 Long runs that `make test` does not include: kills, power cuts, damage and hostile clients, from seeds in the tests.
 A campaign in several parts is one row; `make campaign ONLY=word` runs those whose names contain the word. Each row is
-the last pass of the whole campaign on one commit; "-" where there is none yet.
+the campaign's last pass, with all parts on one commit; "-" if it has not passed yet.
 
 | campaign | description | commit | date | runs | seconds | figures |
 |---|---|---|---|---:|---:|---|
@@ -76,12 +76,9 @@ def note_all(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 def finish(reporter: pytest.TerminalReporter) -> None:
     """Store passes and failures, and write the rows of the campaigns that have passed whole."""
     config = reporter.config
-    commit, now = _git(ROOT, "rev-parse", "--short=10", "HEAD") or "", time.time()
-    runs = {
-        report.nodeid: run_of(report, commit, now)
-        for report in reporter.getreports("passed")
-        if "campaign" in report.keywords and report.when == "call"
-    }
+    passed = [
+        report for report in reporter.getreports("passed") if "campaign" in report.keywords and report.when == "call"
+    ]
     failed = {
         report.nodeid
         for outcome in ("failed", "error")  # A module that cannot be collected is an error without keywords.
@@ -89,12 +86,14 @@ def finish(reporter: pytest.TerminalReporter) -> None:
         if isinstance(report, pytest.TestReport) and "campaign" in report.keywords
     }
     cache = getattr(config, "cache", None)  # Missing with `-p no:cacheprovider`.
-    if not (runs or failed) or cache is None:
+    if not (passed or failed) or cache is None:
         return
     sources = committed_sources(ROOT)
     if sources is None:
         reporter.write_line("docs/campaigns.md is unchanged: sources or tests are not committed")
         return
+    commit, now = _git(ROOT, "rev-parse", "--short=10", "HEAD") or "", time.time()
+    runs = {report.nodeid: run_of(report, commit, now) for report in passed}
     key = f"{CACHE}/{sources}"
     with _locked(cache.mkdir(CACHE) / "lock"):
         known = added(cache.get(key, Known(runs={}, reds={})), runs, failed)

@@ -1,6 +1,8 @@
 """Fixtures of the tests of the source and the sinks."""
 
+import runpy
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import SparkSession
 
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
@@ -15,6 +18,8 @@ from tests.spark import simulated_spark
 from tests.spark.simulated_query import Started
 
 Send = Callable[..., None]
+RunExample = Callable[..., None]
+ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
 
 
@@ -37,6 +42,22 @@ def send(bootstrap: str, topic: str) -> Send:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def run_example(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunExample:
+    """`run_example(path, *arguments)`: runs an example as a script, in this process and with its Spark session.
+
+    Temporary files are the test's, and the excepthook that the example installs ends with the test.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(path: str, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [path, *arguments])
+        runpy.run_path(str(ROOT / path), run_name="__main__")
+
+    return run
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Messages of failed queries: the connector's own message, alone."""
 
-import runpy
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import onceflow.spark
 from onceflow.client.cluster import Cluster
 from onceflow.errors import OnceflowError
 from onceflow.spark.failure import describe, describe_stop
+from tests.spark.conftest import ROOT, RunExample
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,6 @@ raise {failure}
     assert len(lines) == 1 or "ValueError: x" in last
 
 
-ROOT = Path(__file__).parents[2]
 NOWHERE = "127.0.0.1:1"
 MORE_ARGUMENTS = {
     "clicks_to_redis.py": ["visits", f"redis://{NOWHERE}"],
@@ -131,15 +129,12 @@ MORE_ARGUMENTS = {
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "spark").glob("*.py")), ids=lambda path: path.name)
 def test_examples_end_with_the_message(
-    path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, run_example: RunExample, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An example with a wrong address ends as its own script does: the error goes to the hook that it installed."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    """An example with a wrong address: the excepthook that it installs prints one line."""
     more = [argument.format(directory=tmp_path) for argument in MORE_ARGUMENTS[path.name]]
-    monkeypatch.setattr(sys, "argv", [path.name, NOWHERE, *more])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        run_example(str(path.relative_to(ROOT)), NOWHERE, *more)
     except Exception:  # noqa: BLE001 - Spark's or ours
         capsys.readouterr()
         sys.excepthook(*sys.exc_info())

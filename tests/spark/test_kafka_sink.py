@@ -2,10 +2,8 @@
 
 import inspect
 import re
-import runpy
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -28,6 +26,7 @@ from onceflow.spark.kafka.rows import EncodedFrame
 from onceflow.spark.kafka_sink import KafkaSink, SinkStopped, kafka_sink
 from onceflow.wire.batch import Record
 from onceflow.wire.murmur2 import partition_for_key
+from tests.spark.conftest import RunExample
 from tests.spark.kafka_driver import eventually
 from tests.spark.slow_workers import finish
 
@@ -50,7 +49,7 @@ class Copy:
         stream = self.spark.readStream.format("onceflow").option("kafka.bootstrap.servers", self.bootstrap)
         return stream.options(subscribe=self.source, startingOffsets="earliest", **options).load()
 
-    def run(self, rows: DataFrame | None = None, sink: KafkaSink | None = None, *, seconds: float = 300) -> None:
+    def run(self, rows: DataFrame | None = None, sink: KafkaSink | None = None, *, seconds: int = 300) -> None:
         sink = sink or self.sink()
         try:
             sink.open(self.spark)
@@ -227,16 +226,12 @@ def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> N
 
 
 def test_example_copies_a_topic(
-    copy: Copy, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copy: Copy, cluster: Cluster, run_example: RunExample, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The example runs in this process and uses its Spark session."""
     cluster.create_topic(f"{copy.source}-copy", 2)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", [EXAMPLE, copy.bootstrap, copy.source])
     for end in (20, 50):
         copy.produce({20: 0, 50: 20}[end], end)
-        runpy.run_path(str(ROOT / EXAMPLE))
+        run_example(EXAMPLE, copy.bootstrap, copy.source)
         assert "each record once" in capsys.readouterr().out
         # The example converts values to upper case, which leaves digits unchanged.
         assert copy.by_key(f"{copy.source}-copy") == expected(end)

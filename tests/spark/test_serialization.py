@@ -5,9 +5,6 @@ import decimal
 import io
 import json
 import pickle
-import runpy
-import sys
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +35,7 @@ from onceflow.spark.serialization import (
     deserialized,
     serialized,
 )
-from tests.spark.conftest import Send
+from tests.spark.conftest import RunExample, Send
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/spark/poc_copy.py"
@@ -328,25 +325,20 @@ def test_options_that_are_refused(
 @pytest.mark.parametrize("mode", ["exactly-once", "at-least-once", "none"])
 def test_the_example_copies(
     mode: str,
-    spark: SparkSession,
+    run_example: RunExample,
     bootstrap: str,
     cluster: Cluster,
     topic: str,
     send: Send,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Run twice, in this process: the second run resumes where the first one ended."""
     output = f"{topic}-output"
     cluster.create_topic(topic, 1)
     cluster.create_topic(output, 1)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", [EXAMPLE, bootstrap, mode, topic, output])
     for values in (["a", "ü"], ["b"]):
         send(values)
-        runpy.run_path(str(ROOT / EXAMPLE))
+        run_example(EXAMPLE, bootstrap, mode, topic, output)
         assert f"{topic} is copied to {output}, mode {mode}" in capsys.readouterr().out
     start, end = log_ends(cluster, output, [0])[0]
     assert [record.value for record in read_records(cluster, output, 0, start, end)] == [b"a", "ü".encode(), b"b"]

@@ -1,8 +1,6 @@
 """The life cycle of a two-phase sink: the example that writes to Kafka, at a real broker."""
 
 import runpy
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ from onceflow.spark.two_phase_sink import TwoPhaseSink
 from onceflow.testing import Broker, ManualClock
 from tests import remedies
 from tests.client.test_transactional import visible
-from tests.spark.conftest import Send
+from tests.spark.conftest import RunExample, Send
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "examples/spark/two_phase_sink.py"
@@ -127,22 +125,17 @@ def test_timed_out_transaction_is_written_again(rows: DataFrame, tmp_path: Path)
 
 
 def test_the_example_runs(
-    spark: SparkSession,
+    run_example: RunExample,
     bootstrap: str,
     topic: str,
     cluster: Cluster,
     send: Send,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster.create_topic(topic, 1)
     cluster.create_topic(f"{topic}-copy", 1)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", [EXAMPLE, bootstrap, topic])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for begin, end in ((0, 3), (3, 5)):
         send([str(number) for number in range(begin, end)])
-        runpy.run_path(str(ROOT / EXAMPLE), run_name="__main__")
+        run_example(EXAMPLE, bootstrap, topic)
         assert f"{topic} is copied to {topic}-copy, each record once" in capsys.readouterr().out
         assert visible(cluster, f"{topic}-copy") == [str(number).encode() for number in range(end)]

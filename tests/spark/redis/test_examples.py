@@ -1,22 +1,18 @@
 """The examples that write to Redis, run unchanged in the tests' Spark session."""
 
 import json
-import runpy
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import redis
 from confluent_kafka import Producer
-from pyspark.sql import SparkSession
 
 from onceflow.client.cluster import Cluster
 from tests.conftest import RedisProcess
+from tests.spark.conftest import ROOT, RunExample
 
-ROOT = Path(__file__).parents[3]
 CLICKS, LATEST = "examples/spark/clicks_to_redis.py", "examples/spark/kafka_to_redis.py"
 LINES_OF_THE_ARTICLES_JOB = 30
 
@@ -39,21 +35,13 @@ def produce(bootstrap: str, cluster: Cluster, topic: str) -> Callable[..., None]
 
 @pytest.fixture
 def example(
-    spark: SparkSession,
-    bootstrap: str,
-    topic: str,
-    new_redis: Callable[[], RedisProcess],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run_example: RunExample, bootstrap: str, topic: str, new_redis: Callable[[], RedisProcess]
 ) -> tuple[Example, redis.Redis]:
     """Return a function that runs an example in this process, and a client of the Redis that it writes to."""
     server = new_redis()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def run(path: str) -> None:
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        monkeypatch.setattr(sys, "argv", [path, bootstrap, topic, server.url])
-        runpy.run_path(str(ROOT / path))
+        run_example(path, bootstrap, topic, server.url)
 
     return run, redis.Redis.from_url(server.url, decode_responses=True)
 

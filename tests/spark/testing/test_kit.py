@@ -1,7 +1,6 @@
 """The conformance kit passes correct sinks and names the rule that a wrong sink breaks."""
 
 import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from pyspark.sql import SparkSession
 from onceflow.client.cluster import Cluster
 from onceflow.spark.testing import NotExactlyOnce, Report, Rule, check_exactly_once, check_foreach_batch
 from tests.campaigns import RecordProperty
-from tests.spark.conftest import Send
+from tests.spark.conftest import RunExample, Send
 from tests.spark.testing import wrong_sinks as wrong
 
 ROOT = Path(__file__).parents[3]
@@ -148,20 +147,17 @@ def test_missing_rows_of_failed_task(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_the_example_runs(
-    spark: SparkSession,
+    run_example: RunExample,
     bootstrap: str,
     topic: str,
     cluster: Cluster,
     send: Send,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster.create_topic(topic, 1)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", [EXAMPLE, bootstrap, topic, str(tmp_path)])
     for begin, end in ((0, 3), (3, 5)):
         send([str(number) for number in range(begin, end)])
-        runpy.run_path(str(ROOT / EXAMPLE), run_name="__main__")
+        run_example(EXAMPLE, bootstrap, topic, str(tmp_path))
         assert f"has {end} records of {topic}, each once" in capsys.readouterr().out
         assert values_in(tmp_path) == [str(number) for number in range(end)]
