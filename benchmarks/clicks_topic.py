@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.peers import wait_for_leader
-from onceflow.clicks.generator import crowd_events
+from onceflow.clicks.ingest.generator import crowd_events
 
 USERS = 10_000
 PARTITIONS = 4

@@ -15,7 +15,7 @@ import msgspec
 from confluent_kafka import Producer
 
 from benchmarks.clicks_topic import PARTITIONS, SEED, USERS, Click
-from onceflow.clicks.generator import crowd_events
+from onceflow.clicks.ingest.generator import crowd_events
 
 TICK_S = 0.005
 

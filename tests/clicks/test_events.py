@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from onceflow.clicks import recount
 from onceflow.clicks.events import COUNT_MAX, Click, Reason, Rules, WrongField, count_of_text
-from onceflow.clicks.mapping import FieldMapping, Mapper, Unmappable
-from onceflow.clicks.readers import InputFormat
+from onceflow.clicks.ingest.mapping import FieldMapping, Mapper, Unmappable
+from onceflow.clicks.ingest.readers import InputFormat
 from onceflow.clicks.recount import judge
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"

@@ -16,9 +16,9 @@ from onceflow.cli.security import security
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceflow.clicks.generator import Event
-    from onceflow.clicks.mapping import MappedEvent
-    from onceflow.clicks.replay import Progress, Rejects, Replay
+    from onceflow.clicks.ingest.generator import Event
+    from onceflow.clicks.ingest.mapping import MappedEvent
+    from onceflow.clicks.ingest.replay import Progress, Rejects, Replay
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 INTERRUPTED = 130
@@ -91,7 +91,7 @@ def generate(
       onceflow generate --count 100
       onceflow generate --users 5000 --interval-ms 2 --seed 7
     """
-    from onceflow.clicks import generator
+    from onceflow.clicks.ingest import generator
     from onceflow.clicks.stopping import stop_on_signals
     from onceflow.client.producer import EventWriter
 
@@ -256,10 +256,10 @@ def replay(
       onceflow replay clicks.csv --field uid=user_id --field event_time=click_timestamp \\
         --field os_type=click_os --const click_count=1 --order time
     """
-    from onceflow.clicks import generator
-    from onceflow.clicks.mapping import FieldMapping, WrongMapping
-    from onceflow.clicks.readers import InputFormat
-    from onceflow.clicks.replay import Progress, Rejects, Replay
+    from onceflow.clicks.ingest import generator
+    from onceflow.clicks.ingest.mapping import FieldMapping, WrongMapping
+    from onceflow.clicks.ingest.readers import InputFormat
+    from onceflow.clicks.ingest.replay import Progress, Rejects, Replay
 
     mapping = FieldMapping(_by_name("--field", fields), _by_name("--const", constants), time_format, all_fields)
     try:
@@ -297,7 +297,7 @@ def _by_name(option: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 def _send(plan: "Replay", events: "Iterator[MappedEvent]", progress: "Progress", bootstrap: str, topic: str) -> None:
-    from onceflow.clicks import replay as replaying
+    from onceflow.clicks.ingest import replay as replaying
     from onceflow.clicks.stopping import stop_on_signals
     from onceflow.client.producer import EventWriter
 

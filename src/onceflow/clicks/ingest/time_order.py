@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 
-from onceflow.clicks.mapping import MappedEvent
+from onceflow.clicks.ingest.mapping import MappedEvent
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 

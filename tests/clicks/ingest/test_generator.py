@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from onceflow.cli import onceflow
-from onceflow.clicks import generator
+from onceflow.clicks.ingest import generator
 from onceflow.client.cluster import Cluster
 from onceflow.client.records import read_records
 from onceflow.wire.batch import Record

@@ -19,16 +19,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import from_json
 
 from onceflow.cli import onceflow
-from onceflow.clicks import lines
-from onceflow.clicks.lines import FileUnreadable, Rejected
-from onceflow.clicks.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, time_reader
-from onceflow.clicks.readers import FormatUnknown, InputFormat, Row, guess_format, rows_of
-from onceflow.clicks.replay import Pace, Progress, Rejects, Replay, ReplayFailed, send
-from onceflow.clicks.time_order import NoTime, SortFailed, in_time_order
+from onceflow.clicks.ingest import lines
+from onceflow.clicks.ingest.lines import FileUnreadable, Rejected
+from onceflow.clicks.ingest.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, time_reader
+from onceflow.clicks.ingest.readers import FormatUnknown, InputFormat, Row, guess_format, rows_of
+from onceflow.clicks.ingest.replay import Pace, Progress, Rejects, Replay, ReplayFailed, send
+from onceflow.clicks.ingest.time_order import NoTime, SortFailed, in_time_order
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from tests import remedies
-from tests.clicks.test_generator import records
+from tests.clicks.ingest.test_generator import records
 
 LOG_LINE = (
     '83.149.9.216 - - [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 203023 '
@@ -426,7 +426,7 @@ def test_sort_without_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             raise OSError(errno.ENOSPC, "No space left on device")
         return open_file(dir=dir, delete=delete)
 
-    monkeypatch.setattr("onceflow.clicks.time_order.tempfile.NamedTemporaryFile", written)
+    monkeypatch.setattr("onceflow.clicks.ingest.time_order.tempfile.NamedTemporaryFile", written)
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TMPDIR", str(full))
     with pytest.raises(SortFailed, match=rf"in {re.escape(str(full))} .*No space left") as raised:
@@ -476,7 +476,7 @@ def test_stop_and_skip_send_events_once(tmp_path: Path) -> None:
 
 
 def test_failure_names_the_resume_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceflow.clicks.replay.FLUSH_EVENTS", 4)
+    monkeypatch.setattr("onceflow.clicks.ingest.replay.FLUSH_EVENTS", 4)
     with pytest.raises(ReplayFailed, match=r"the broker is down; use --skip 10 to resume .* up to 2 events"):
         send(Replay([], skip=2), events_at([0] * 30), Sink(fail_after=10), Progress(), lambda _: False)
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from onceflow.clicks.lines import FileUnreadable, Rejected, excerpt
-from onceflow.clicks.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, columns_of
-from onceflow.clicks.readers import InputFormat, Row, guess_format, rows_of
-from onceflow.clicks.time_order import in_time_order
+from onceflow.clicks.ingest.lines import FileUnreadable, Rejected, excerpt
+from onceflow.clicks.ingest.mapping import FieldMapping, MappedEvent, Mapper, Unmappable, WrongMapping, columns_of
+from onceflow.clicks.ingest.readers import InputFormat, Row, guess_format, rows_of
+from onceflow.clicks.ingest.time_order import in_time_order
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 

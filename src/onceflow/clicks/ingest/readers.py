@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from onceflow.clicks.lines import Rejected, excerpt, lines_of
+from onceflow.clicks.ingest.lines import Rejected, excerpt, lines_of
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 

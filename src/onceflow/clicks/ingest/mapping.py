@@ -28,7 +28,7 @@ from onceflow.clicks.events import (
     Rules,
     count_of_text,
 )
-from onceflow.clicks.readers import COMBINED_FIELDS, COMBINED_TIME, InputFormat, is_number, typed_values
+from onceflow.clicks.ingest.readers import COMBINED_FIELDS, COMBINED_TIME, InputFormat, is_number, typed_values
 from onceflow.errors import OnceflowError
 
 EVENT_FIELDS = (KEY_FIELD, TIME_FIELD, OS_FIELD, VALUE_FIELD)

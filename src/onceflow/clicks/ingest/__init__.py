@@ -1,0 +1,1 @@
+"""Events into a topic: generated, or replayed from log files."""
