@@ -13,6 +13,7 @@ MODULE_LINES_MAX = 600
 CHAINS = (
     ("dashboard", "clicks", "spark", "client", "wire"),
     ("dashboard", "clicks", "spark", "redis"),
+    ("dashboard", "clicks", "http_server"),
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
 )

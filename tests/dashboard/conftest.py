@@ -17,8 +17,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from onceflow.clicks.results import Keys
 from onceflow.dashboard.app import create_app
 from onceflow.dashboard.feed import Feed
-from onceflow.dashboard.server import PageServer, listen, url
+from onceflow.dashboard.server import PageServer
 from onceflow.dashboard.sources import Addresses
+from onceflow.http_server import listen, url
 from tests.conftest import WITHIN_S, RedisProcess
 
 CHROMIUM_ARGUMENTS = [

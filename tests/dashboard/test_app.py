@@ -1,7 +1,6 @@
 """The server's HTTP responses, with a real Redis."""
 
 import contextlib
-import errno
 import hashlib
 import http.client
 import json
@@ -23,10 +22,8 @@ from onceflow.clicks.results import OtherJob
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.dashboard import app, feed
-from onceflow.dashboard.server import CannotListen, listen, url
 from onceflow.dashboard.sources import Addresses, CountsSource
 from onceflow.remedies import Remedy
-from onceflow.services import free_port
 from tests import remedies
 from tests.conftest import WITHIN_S
 from tests.dashboard.conftest import UNREACHABLE, Counted, RunningPage, wait_until
@@ -291,68 +288,6 @@ def test_scripts_set_text_and_never_markup() -> None:
         text = script.read_text()
         for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert sink not in text, script.name
-
-
-# Listening
-
-
-@pytest.mark.remedy(Remedy.STOP_LISTENER, Remedy.OTHER_PAGE_PORT)
-def test_port_in_use() -> None:
-    with listen("127.0.0.1", 0) as used:
-        port = used.getsockname()[1]
-        with pytest.raises(CannotListen, match=rf"port {port} of 127\.0\.0\.1 is in use") as raised:
-            listen("127.0.0.1", port)
-        remedies.find(Remedy.OTHER_PAGE_PORT, raised.value)
-        listen("127.0.0.1", 0).close()
-    remedies.find(Remedy.STOP_LISTENER, raised.value)
-    listen("127.0.0.1", port).close()
-
-
-@pytest.mark.remedy(Remedy.HIGHER_PORT)
-def test_privileged_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a user without permission, as these tests may run as root."""
-    create = socket.create_server
-
-    def not_allowed(address: tuple[str, int], **options: Any) -> socket.socket:
-        if 0 < address[1] < 1024:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return create(address, **options)
-
-    monkeypatch.setattr(socket, "create_server", not_allowed)
-    with pytest.raises(CannotListen) as raised:
-        listen("127.0.0.1", 80)
-    remedies.find(Remedy.HIGHER_PORT, raised.value)
-    listen("127.0.0.1", free_port()).close()
-
-
-@pytest.mark.remedy(Remedy.THIS_MACHINE)
-def test_invalid_host() -> None:
-    with pytest.raises(CannotListen) as raised:
-        listen("no host", 0)
-    remedies.find(Remedy.THIS_MACHINE, raised.value)
-    listen("127.0.0.1", 0).close()
-
-
-@pytest.mark.remedy(Remedy.THIS_MACHINE, Remedy.FREE_PORT)
-def test_address_of_another_machine() -> None:
-    with pytest.raises(CannotListen) as raised:
-        listen("203.0.113.7", 0)
-    remedies.find(Remedy.THIS_MACHINE, raised.value)
-    remedies.find(Remedy.FREE_PORT, raised.value)
-    listen("127.0.0.1", 0).close()
-
-
-def test_the_shown_address_can_be_opened() -> None:
-    with listen("0.0.0.0", 0) as everywhere:
-        assert url(everywhere) == f"http://127.0.0.1:{everywhere.getsockname()[1]}"
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
-)
-def test_loopback(host: str, loopback: bool) -> None:
-    assert app.is_loopback(host) is loopback
 
 
 # The command

@@ -6,7 +6,6 @@ Otherwise a page of another site could point its own name here and read the numb
 """
 
 import contextlib
-import ipaddress
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onceflow.dashboard.board import Document, exact
 from onceflow.dashboard.feed import Feed
 from onceflow.errors import OnceflowError
+from onceflow.http_server import is_loopback
 from onceflow.remedies import Remedy
 
 STATIC = Path(__file__).parent / "static"
@@ -127,14 +127,6 @@ async def _user(feed: Feed, uid: str) -> Response:
     except OnceflowError as error:
         return JSONResponse({"error": str(error)}, 503)
     return JSONResponse({"uid": uid, "clicks": None if clicks is None else exact(clicks)})
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on is reachable only from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def local_names(host: str) -> list[str]:
