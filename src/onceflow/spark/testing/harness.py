@@ -110,7 +110,8 @@ class Harness:
         """Check what a driver has left that ended in a step of its sink. Raises NotExactlyOnce."""
         view = self.look(lambda view: view.is_absent or view.is_whole)
         refuse_before_commit(event, step, view)
-        return replace(event, was_there=view.is_whole and view.of > 0)
+        committing = event.was_committing or step == "commit"
+        return replace(event, was_there=view.is_whole and view.of > 0, was_committing=committing)
 
     def through(self, event: Event, wanted: Callable[[Point], bool] = never) -> None:
         """Repeat the newest batch after `event` until a start ends. Raises NotExactlyOnce."""

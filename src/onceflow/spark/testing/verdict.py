@@ -80,11 +80,14 @@ class Event:
     description: str
     was_there: bool = False
     """Whether a reader saw the whole batch after the failure, before its repetition."""
+    was_committing: bool = False
+    """Whether a driver died in `commit`: the batch's proof may be pending, for any later start to commit."""
 
 
 def refuse_before_commit(event: Event, step: str, seen: Seen) -> None:
     """Require nothing or the whole batch after a driver died in `step`. Raises NotExactlyOnce."""
-    may_be_there = event.was_there or not seen.of or step not in ("recover", "prepare", "write")
+    may_commit = event.was_committing if step == "recover" else step not in ("prepare", "write")
+    may_be_there = event.was_there or not seen.of or may_commit
     if seen.is_absent and not event.was_there:
         return
     if seen.is_whole and may_be_there:
