@@ -74,6 +74,7 @@ USAGE = [
     "spark/kafka_sink",
     "spark/offsets",
     "spark/pushdown/aggregate_plan",
+    "spark/pushdown/custom",
     "spark/pushdown/decode_schema",
     "spark/pushdown/options",
     "spark/reader/accepted_losses",

@@ -3,11 +3,12 @@
 from tests.mutants.mutant import Mutant
 
 _AGGREGATE = "spark/pushdown/test_aggregate.py::"
+_GROUPS = "spark/pushdown/test_groups.py::"
 _KAFKA = "spark/kafka/test_transaction.py::"
 
 MUTANTS = (
     Mutant(
-        "spark/pushdown/aggregate.py",
+        "spark/pushdown/groups.py",
         '"sum" if measure.function == "count" else measure.function)',
         "measure.function)",
         _AGGREGATE + "test_sums_equal_a_record_by_record_count",
@@ -19,22 +20,34 @@ MUTANTS = (
         _AGGREGATE + "test_rejected_records_are_passed_through",
     ),
     Mutant(
-        "spark/pushdown/aggregate.py",
-        "        return pa.array(times - times % np.int64(key.width_us))",
-        "        return pa.array(times + key.width_us - 1 - (times - 1) % np.int64(key.width_us))",
+        "spark/pushdown/groups.py",
+        "    return pa.array(times - times % np.int64(width_us))",
+        "    return pa.array(times + width_us - 1 - (times - 1) % np.int64(width_us))",
         _AGGREGATE + "test_windows_are_sparks_tumbling_ones",
     ),
     Mutant(
-        "spark/pushdown/aggregate.py",
-        "        groups, self._groups = self._groups, None\n",
-        "        groups = self._groups\n",
+        "spark/pushdown/groups.py",
+        "        parts, self._parts = self._parts, []\n",
+        "        parts = self._parts\n",
         _AGGREGATE + "test_many_groups_are_emitted_early",
     ),
     Mutant(
         "spark/pushdown/aggregate.py",
-        "        ends = pc.add(starts, key.width_us)",
-        "        ends = pc.add(starts, key.width_us - 1)",
+        "            ends = pc.add(starts, key.width_us)",
+        "            ends = pc.add(starts, key.width_us - 1)",
         _AGGREGATE + "test_windows_are_sparks_tumbling_ones",
+    ),
+    Mutant(
+        "spark/pushdown/groups.py",
+        "    begins[1:] = (groups[1:] != groups[:-1]) | (starts[1:] > latest[:-1])",
+        "    begins[1:] = (groups[1:] != groups[:-1]) | (starts[1:] >= latest[:-1])",
+        _GROUPS + "test_each_set_equals_a_count_of_records",
+    ),
+    Mutant(
+        "spark/pushdown/groups.py",
+        "key.width_us < wanted.width_us and wanted.width_us % key.width_us == 0",
+        "key.width_us < wanted.width_us",
+        _GROUPS + "test_each_set_equals_a_count_of_records",
     ),
     Mutant(
         "spark/kafka/sender.py",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onceflow.remedies import Remedy
-from onceflow.spark.pushdown import aggregate
+from onceflow.spark.pushdown import groups
 from onceflow.spark.pushdown.aggregate import SumOverflow
 from onceflow.spark.pushdown.options import Pushdown, parse_pushdown
 from tests import remedies
@@ -145,7 +145,7 @@ def test_sums_are_exact_up_to_the_limits(
 ) -> None:
     wanted = pushdown(f"sum({measure}) AS total")
     for rows_per_grouping in (1, 1000):
-        monkeypatch.setattr(aggregate, "ROWS_PER_GROUPING", rows_per_grouping)
+        monkeypatch.setattr(groups, "ROWS_PER_GROUPING", rows_per_grouping)
         batches = [[record(**{measure: str(value)})] for value in values]
         assert aggregated(wanted, *batches) == ([{"total": total}], [])
 
@@ -185,8 +185,8 @@ def test_sum_with_more_digits() -> None:
 
 
 def test_many_groups_are_emitted_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate, "ROWS_PER_GROUPING", 5)
-    monkeypatch.setattr(aggregate, "GROUPS_MAX", 20)
+    monkeypatch.setattr(groups, "ROWS_PER_GROUPING", 5)
+    monkeypatch.setattr(groups, "GROUPS_MAX", 20)
     wanted = pushdown("count(*) AS events, sum(n) AS total", "uid")
     sums, _ = aggregated(wanted, *([record(uid=f'"{user % 33}"', n=str(user))] for user in range(300)))
     assert len(sums) > 33
@@ -216,15 +216,15 @@ def test_sums_equal_a_record_by_record_count(rows: list[Row], size: int, keys: l
     measures = "count(*) AS events, count(n) AS numbers, sum(n) AS total, min(n) AS least, max(n) AS most"
     wanted = pushdown(measures, ",".join(keys) or None)
     values = [record(**{name: text_of(value) for name, value in row.items()}) for row in rows]
-    before, aggregate.ROWS_PER_GROUPING = aggregate.ROWS_PER_GROUPING, size
+    before, groups.ROWS_PER_GROUPING = groups.ROWS_PER_GROUPING, size
     try:
         sums, rejected = aggregated(wanted, *(values[begin : begin + size] for begin in range(0, len(values), size)))
     finally:
-        aggregate.ROWS_PER_GROUPING = before
+        groups.ROWS_PER_GROUPING = before
     assert not rejected
-    groups = by_key(sums, keys)
-    assert set(groups) == {key_of(row, keys) for row in rows}
-    for name, row in groups.items():
+    by_name = by_key(sums, keys)
+    assert set(by_name) == {key_of(row, keys) for row in rows}
+    for name, row in by_name.items():
         events = [event for event in rows if key_of(event, keys) == name]
         numbers = [event["n"] for event in events if "n" in event]
         assert (row["events"], row["numbers"]) == (len(events), len(numbers))

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import types
 
 from onceflow.spark.errors import WrongOption
-from onceflow.spark.pushdown.aggregate_plan import Key, Measure, TimeBucket
+from onceflow.spark.pushdown.aggregate_plan import Key, Measure, Session, TimeBucket
 from onceflow.spark.pushdown.decode_schema import Field
 from onceflow.spark.pushdown.options import NAMES, Pushdown, parse_pushdown
 
@@ -26,7 +26,7 @@ def test_no_pushdown_without_decode() -> None:
 
 def test_the_page_has_every_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "pushdown.md").read_text()
-    assert re.findall(r"^\| (?:both|`aggregate`) \| `(\w+)` \|", page, re.MULTILINE) == list(NAMES)
+    assert re.findall(r"^\| (?:both|`\w+`) \| `(\w+)` \|", page, re.MULTILINE) == list(NAMES)
 
 
 def test_the_columns_of_decode() -> None:
@@ -71,6 +71,31 @@ def test_widths_of_windows(text: str, width_us: int) -> None:
     assert plan is not None and plan.keys == (TimeBucket("at", "window", width_us),)
 
 
+def test_keys_of_grouping_sets() -> None:
+    minute, hour = "window(at, '1 minute') AS minute", "window(at, '1 hour') AS hour"
+    sets = f"grouping  sets(topic, ({minute}, uid), ({hour}), (session_window(at, '30 minutes'), uid), ())"
+    wanted = parse(aggregate="count(*) AS events", groupby=sets)
+    plan = wanted.aggregation
+    assert plan is not None
+    topic, uid = Key("topic", "topic", types.StringType()), Key("uid", "uid", types.StringType())
+    in_minutes, in_hours = TimeBucket("at", "minute", 60_000_000), TimeBucket("at", "hour", 3_600_000_000)
+    sessions = Session("at", "session_window", 1_800_000_000)
+    assert plan.keys == (topic, in_minutes, uid, in_hours, sessions)
+    assert plan.grouping_sets == ((topic,), (in_minutes, uid), (in_hours,), (sessions, uid), ())
+    assert list(map(plan.grouping_id, plan.grouping_sets)) == [0b01111, 0b10011, 0b11101, 0b11010, 0b11111]
+    assert wanted.schema().names == [*(key.name for key in plan.keys), "grouping_id", "events", "rejected"]
+    assert wanted.schema()["grouping_id"].dataType == types.LongType()
+    assert wanted.schema()["session_window"].dataType == wanted.schema()["minute"].dataType
+
+
+def test_number_of_keys_in_grouping_sets() -> None:
+    names = [f"f{number}" for number in range(64)]
+    fields = ", ".join(f"{name} INT" for name in names)
+    parse(decode=fields, aggregate="count(*)", groupby=f"GROUPING SETS (({', '.join(names[1:])}))")
+    with pytest.raises(WrongOption, match="64 keys in its grouping sets; grouping_id has bits for 63: remove some"):
+        parse(decode=fields, aggregate="count(*)", groupby=f"GROUPING SETS (({', '.join(names)}))")
+
+
 WRONG = [
     ({"decode": "uid STRNG"}, "did you mean STRING"),
     ({"decode": "topic STRING"}, "a field 'topic', which is also a column of the source; list in option columns"),
@@ -104,6 +129,10 @@ WRONG = [
     ({"aggregate": "sum(n)", "groupby": "x"}, "'x' is DOUBLE, which cannot be a key"),
     ({"aggregate": "sum(n)", "groupby": "timestamp"}, "there is no column 'timestamp'"),
     ({"aggregate": "sum(n)", "groupby": "hour(at)"}, r"'hour\(at\)' is neither a column nor like window"),
+    (
+        {"aggregate": "sum(n)", "groupby": "rollup(uid, n)"},
+        r"'rollup\(uid, n\)' is not supported; write it as GROUPING",
+    ),
     ({"aggregate": "sum(n)", "groupby": "window(at)"}, "is not like window"),
     ({"aggregate": "sum(n)", "groupby": "window(at, '2 minutes', '1 minute')"}, "windows that slide"),
     ({"aggregate": "sum(n)", "groupby": "window(uid, '1 minute')"}, "'uid' is STRING; a window requires a TIMESTAMP"),
@@ -111,7 +140,23 @@ WRONG = [
     ({"aggregate": "sum(n)", "groupby": "window(at, '1 month')"}, "the units are microsecond, .* week"),
     ({"aggregate": "sum(n)", "groupby": "window(at, '0 seconds')"}, "has no duration like '1 minute'"),
     ({"aggregate": "sum(n)", "groupby": "window(at, '1 minute and more')"}, "has no duration like '1 minute'"),
-    ({"aggregate": "sum(n)", "groupby": "window(at, '1 day'), window(at, '1 hour') AS b"}, "has two windows"),
+    (
+        {"aggregate": "sum(n)", "groupby": "window(at, '1 day'), window(at, '1 hour') AS b"},
+        r"two windows in \(window, b\)",
+    ),
+    ({"aggregate": "sum(n)", "groupby": "session_window(at)"}, "is not like session_window"),
+    ({"aggregate": "sum(n)", "groupby": "session_window(n, '1 hour')"}, "'n' is INT; a window requires a TIMESTAMP"),
+    (
+        {"aggregate": "sum(n)", "groupby": "GROUPING SETS ((window(at, '1 day'), session_window(at, '1 hour')))"},
+        r"two windows in \(window, session_window\)",
+    ),
+    ({"aggregate": "sum(n)", "groupby": "GROUPING SETS ((uid, n), (N, uid))"}, r"grouping set \(n, uid\) twice"),
+    ({"aggregate": "sum(n)", "groupby": "GROUPING SETS ((uid), (p AS uid))"}, "result in two columns 'uid'"),
+    ({"aggregate": "sum(n) AS grouping_id", "groupby": "GROUPING SETS (uid)"}, "two columns 'grouping_id'"),
+    ({"aggregate": "sum(n)", "groupby": "GROUPING SETS ()"}, "commas is empty"),
+    ({"aggregate": "sum(n)", "groupby": "GROUPING SETS ((uid,))"}, "commas is empty"),
+    ({"decoder": "a:b"}, "options decode and decoder both give the columns"),
+    ({"decoderoptions": "a"}, "option decoderOptions requires option decoder, a factory like"),
 ]
 
 
@@ -121,7 +166,7 @@ def test_wrong_options_are_refused(values: dict[str, str], message: str) -> None
         parse_pushdown(DECODE | values)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "decode"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("decode")])
 def test_other_options_require_decode(name: str) -> None:
     with pytest.raises(WrongOption, match=f"option {name} requires option decode"):
         parse_pushdown({name.lower(): ""})

@@ -114,6 +114,76 @@ def test_results_equal_sql_over_from_json(
     assert sorted(seen) == want
 
 
+def test_grouping_sets_equal_sql(spark: SparkSession, bootstrap: str, topic: str, values: list[str | None]) -> None:
+    """Windows are computed below the grouping, because Spark's SQL refuses several in one query."""
+    records = source(spark, bootstrap, topic, decode=SCHEMA).where("_corrupt_reason IS NULL AND at IS NOT NULL")
+    with_windows = records.withColumn("minute", F.window("at", "1 minute")).withColumn("hour", F.window("at", "1 hour"))
+    with_windows.createOrReplaceTempView("with_windows")
+    wanted = spark.sql(
+        "SELECT uid, minute, price, hour, grouping_id() AS grouping_id, sum(n) AS total, count(*) AS events "
+        "FROM with_windows GROUP BY GROUPING SETS ((uid, minute), (price), (hour, uid), (hour), ())"
+    )
+    minute, hour = "window(at, '1 minute') AS minute", "window(at, '1 hour') AS hour"
+    partial = source(
+        spark,
+        bootstrap,
+        topic,
+        decode=SCHEMA,
+        aggregate="sum(n) AS total, count(*) AS events",
+        groupBy=f"GROUPING SETS ((uid, {minute}), price, ({hour}, uid), ({hour}), ())",
+        minPartitions="4",
+    ).where("rejected IS NULL")
+    whole = partial.groupBy("uid", "minute", "price", "hour", "grouping_id").agg(
+        F.sum("total").alias("total"), F.sum("events").alias("events")
+    )
+    assert whole.schema["grouping_id"].dataType == wanted.schema["grouping_id"].dataType
+    want = sorted(map(str, wanted.collect()))
+    assert len(want) > 1000
+    assert sorted(map(str, whole.collect())) == want
+
+
+def test_sessions_equal_sql(spark: SparkSession, bootstrap: str, topic: str, values: list[str | None]) -> None:
+    """The page's query merges the parts of all tasks; some records are exactly the gap apart."""
+    records = source(spark, bootstrap, topic, decode=SCHEMA).where("_corrupt_reason IS NULL AND at IS NOT NULL")
+    wanted = records.groupBy("uid", F.session_window("at", "7 seconds").alias("session")).agg(
+        F.sum("n").alias("clicks"), F.count("*").alias("events")
+    )
+    parts = source(
+        spark,
+        bootstrap,
+        topic,
+        decode=SCHEMA,
+        aggregate="sum(n) AS clicks, count(*) AS events",
+        groupBy="uid, session_window(at, '7 seconds') AS session",
+        minPartitions="4",
+    ).where("rejected IS NULL")
+    page = (Path(__file__).parents[3] / "docs" / "pushdown.md").read_text()
+    names: dict[str, Any] = {"parts": parts}
+    exec(page.split("### Sessions")[1].split("```python\n")[1].split("```")[0], names)
+    want = sorted(map(str, wanted.collect()))
+    assert 100 < len(want) < parts.count()
+    assert sorted(map(str, names["sessions"].collect())) == want
+
+
+def test_own_decoder(spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, send: Send) -> None:
+    cluster.create_topic(topic, partitions=1)
+    send(["a;3", "b;4", "a;1", "bad"])
+    rows = source(
+        spark,
+        bootstrap,
+        topic,
+        decoder="tests.spark.pushdown.own_decoders:CsvDecoder",
+        decoderOptions=";",
+        aggregate="sum(clicks) AS clicks",
+        groupBy="uid",
+    ).selectExpr("uid", "clicks", "rejected.reason")
+    assert sorted(map(str, rows.collect())) == [
+        "Row(uid='a', clicks=4, reason=None)",
+        "Row(uid='b', clicks=4, reason=None)",
+        "Row(uid=None, clicks=None, reason='no-number')",
+    ]
+
+
 def test_sum_overflow_stops_the_query(
     spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, send: Send
 ) -> None:

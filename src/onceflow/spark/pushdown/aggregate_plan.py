@@ -1,4 +1,7 @@
-"""Options `aggregate` and `groupBy`: `sum(click_count), count(*)` by `uid, window(event_time, '1 minute')`."""
+"""Options `aggregate` and `groupBy`: `sum(click_count), count(*)` by `uid, window(event_time, '1 minute')`.
+
+`groupBy` is one list of keys, or several as in SQL: `GROUPING SETS ((uid), (os, window(event_time, '1 hour')), ())`.
+"""
 
 import difflib
 import re
@@ -14,6 +17,7 @@ from onceflow.spark.pushdown.decode_schema import DECIMAL_DIGITS_MAX, split_list
 AGGREGATE = "aggregate"
 GROUP_BY = "groupBy"
 REJECTED = "rejected"
+GROUPING_ID = "grouping_id"
 
 Function = Literal["sum", "count", "min", "max"]
 FUNCTIONS: dict[str, Function] = {"sum": "sum", "count": "count", "min": "min", "max": "max"}
@@ -21,6 +25,10 @@ FUNCTIONS: dict[str, Function] = {"sum": "sum", "count": "count", "min": "min", 
 SUM_DIGITS_MORE = 10
 """Additional digits of the sum of a DECIMAL, as in SQL."""
 
+KEYS_OF_SETS_MAX = 63
+"""`grouping_id` is a BIGINT with a bit for each key."""
+
+_SETS = re.compile(r"GROUPING\s+SETS\s*\((?P<sets>.*)\)", re.IGNORECASE | re.DOTALL)
 _ITEM = re.compile(r"(?P<what>.+?)(?:\s+AS\s+(?P<alias>`(?:[^`]|``)+`|\w+))?", re.IGNORECASE | re.DOTALL)
 _CALL = re.compile(r"(?P<name>\w+)\s*\(\s*(?P<arguments>.*?)\s*\)", re.DOTALL)
 _DURATION = re.compile(r"""(['"])\s*(?:interval\s+)?(?P<text>[^'"]*?)\s*\1""", re.IGNORECASE)
@@ -38,6 +46,7 @@ _UNIT_US = {
 _WHOLE_NUMBERS = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 _FLOATS = (types.FloatType, types.DoubleType)
 _TIMES = (types.TimestampType, types.DateType)
+_WINDOW = types.StructType([types.StructField(name, types.TimestampType()) for name in ("start", "end")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +69,24 @@ class TimeBucket:
     @property
     def type(self) -> types.DataType:
         """Type of Spark's own window column."""
-        time = types.TimestampType()
-        return types.StructType([types.StructField("start", time), types.StructField("end", time)])
+        return _WINDOW
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Session window over a TIMESTAMP column: it ends when no record follows within the gap."""
+
+    column: str
+    name: str
+    gap_us: int
+
+    @property
+    def type(self) -> types.DataType:
+        """Type of Spark's own session_window column."""
+        return _WINDOW
+
+
+AnyKey = Key | TimeBucket | Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +101,31 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """Parsed form of both options. At most one of the keys is a TimeBucket."""
+    """Parsed form of both options. At most one key of a grouping set is a window.
 
-    keys: tuple[Key | TimeBucket, ...]
+    `keys` are those of all grouping sets, in the order of their first use; `sets` is None without GROUPING SETS.
+    """
+
+    keys: tuple[AnyKey, ...]
     measures: tuple[Measure, ...]
+    sets: tuple[tuple[AnyKey, ...], ...] | None = None
+
+    @property
+    def grouping_sets(self) -> tuple[tuple[AnyKey, ...], ...]:
+        """All grouping sets: one without GROUPING SETS."""
+        return (self.keys,) if self.sets is None else self.sets
+
+    def grouping_id(self, grouping_set: tuple[AnyKey, ...]) -> int:
+        """Return Spark's grouping_id: a bit for each key that the set lacks, the first key's bit highest."""
+        return sum(1 << number for number, key in enumerate(reversed(self.keys)) if key not in grouping_set)
+
+    def schema(self) -> list[types.StructField]:
+        """Return the columns of a group."""
+        ids = [] if self.sets is None else [types.StructField(GROUPING_ID, types.LongType())]
+        keys, measures = (
+            [types.StructField(part.name, part.type) for part in parts] for parts in (self.keys, self.measures)
+        )
+        return [*keys, *ids, *measures]
 
 
 Columns = Mapping[str, types.DataType]
@@ -88,12 +134,49 @@ Columns = Mapping[str, types.DataType]
 
 def parse_aggregation(measures: str, keys: str | None, columns: Columns) -> Aggregation:
     """Parse both options. Raises WrongOption."""
-    by_key = tuple(_parse_key(part, columns) for part in split_list(keys)) if keys is not None else ()
-    if sum(isinstance(key, TimeBucket) for key in by_key) > 1:
-        raise WrongOption(f"option {GROUP_BY}={keys!r} has two windows; at most one is supported, as in Spark")
-    plan = Aggregation(by_key, tuple(_parse_measure(part, columns) for part in split_list(measures)))
-    _require_different([column.name for column in (*plan.keys, *plan.measures)])
+    wanted = tuple(_parse_measure(part, columns) for part in split_list(measures))
+    sets = _SETS.fullmatch(keys.strip()) if keys is not None else None
+    if sets is None:
+        plan = Aggregation(_parse_set(split_list(keys), columns) if keys is not None else (), wanted)
+    else:
+        by_set = tuple(_parse_set(parts, columns) for parts in map(_parts_of_set, split_list(sets["sets"])))
+        plan = Aggregation(tuple(dict.fromkeys(key for keys in by_set for key in keys)), wanted, by_set)
+        _require_different_sets(plan)
+    _require_different([column.name for column in plan.schema()])
     return plan
+
+
+def _parts_of_set(part: str) -> list[str]:
+    """Return the keys of one grouping set: `(uid, os_type)`, `()` or, as in SQL, a key without brackets."""
+    if not (part.startswith("(") and part.endswith(")")):
+        return [part]
+    inner = part[1:-1].strip()
+    return split_list(inner) if inner else []
+
+
+def _parse_set(parts: Iterable[str], columns: Columns) -> tuple[AnyKey, ...]:
+    keys = tuple(_parse_key(part, columns) for part in parts)
+    if sum(isinstance(key, TimeBucket | Session) for key in keys) > 1:
+        raise WrongOption(
+            f"option {GROUP_BY} has two windows in ({', '.join(key.name for key in keys)}); at most one is supported, "
+            "as in Spark; give each a list of keys of its own, as in GROUPING SETS ((a), (b))"
+        )
+    return keys
+
+
+def _require_different_sets(plan: Aggregation) -> None:
+    seen = set()
+    for keys in plan.grouping_sets:
+        if plan.grouping_id(keys) in seen:
+            raise WrongOption(
+                f"option {GROUP_BY} has the grouping set ({', '.join(key.name for key in keys)}) twice; remove one"
+            )
+        seen.add(plan.grouping_id(keys))
+    if len(plan.keys) > KEYS_OF_SETS_MAX:
+        raise WrongOption(
+            f"option {GROUP_BY} has {len(plan.keys)} keys in its grouping sets; {GROUPING_ID} has bits for "
+            f"{KEYS_OF_SETS_MAX}: remove some"
+        )
 
 
 def _require_different(names: Iterable[str]) -> None:
@@ -148,7 +231,7 @@ def _type_of(function: Function, column: str, given: types.DataType) -> types.Da
     return given
 
 
-def _parse_key(part: str, columns: Columns) -> Key | TimeBucket:
+def _parse_key(part: str, columns: Columns) -> AnyKey:
     what, alias = _split_alias(part)
     call = _CALL.fullmatch(what)
     if call is not None:
@@ -162,19 +245,28 @@ def _parse_key(part: str, columns: Columns) -> Key | TimeBucket:
     return Key(column, alias or column, given)
 
 
-def _parse_window(part: str, call: re.Match[str], alias: str | None, columns: Columns) -> TimeBucket:
-    if call["name"].lower() != "window":
-        raise WrongOption(f"option {GROUP_BY}: {part!r} is neither a column nor like window(event_time, '1 minute')")
+_WINDOW_KEYS: dict[str, type[TimeBucket] | type[Session]] = {"window": TimeBucket, "session_window": Session}
+
+
+def _parse_window(part: str, call: re.Match[str], alias: str | None, columns: Columns) -> TimeBucket | Session:
+    name = call["name"].lower()
+    if name in ("cube", "rollup"):
+        raise WrongOption(f"option {GROUP_BY}: {part!r} is not supported; write it as GROUPING SETS ((a, b), (a), ())")
+    if name not in _WINDOW_KEYS:
+        raise WrongOption(
+            f"option {GROUP_BY}: {part!r} is neither a column nor like window(event_time, '1 minute') or "
+            "session_window(event_time, '30 minutes')"
+        )
     arguments = split_list(call["arguments"])
     if len(arguments) != 2:
         raise WrongOption(
-            f"option {GROUP_BY}: {part!r} is not like window(event_time, '1 minute'); compute windows that slide or "
+            f"option {GROUP_BY}: {part!r} is not like {name}(event_time, '1 minute'); compute windows that slide or "
             "have another start time in Spark, from shorter windows of this kind"
         )
     column = _column(GROUP_BY, arguments[0], columns)
     if not isinstance(columns[column], types.TimestampType):
         raise WrongOption(f"option {GROUP_BY}: {column!r} is {_sql(columns[column])}; a window requires a TIMESTAMP")
-    return TimeBucket(column, alias or "window", _width_us(part, arguments[1]))
+    return _WINDOW_KEYS[name](column, alias or name, _width_us(part, arguments[1]))
 
 
 def _width_us(part: str, text: str) -> int:

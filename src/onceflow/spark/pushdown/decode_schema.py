@@ -10,6 +10,8 @@ from pyspark.sql import types
 from onceflow.spark.errors import WrongOption
 
 DECODE = "decode"
+DECODER = "decoder"
+DECODER_OPTIONS = "decoderOptions"
 CORRUPT_RECORD = "_corrupt_record"
 CORRUPT_REASON = "_corrupt_reason"
 

@@ -1,4 +1,4 @@
-"""Options of the push-downs, `decode` and `aggregate`; see docs/pushdown.md."""
+"""Options of the push-downs, `decode` (or `decoder`) and `aggregate`; see docs/pushdown.md."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,14 +11,33 @@ from pyspark.sql.types import StructField, StructType
 from onceflow.spark.errors import WrongOption
 from onceflow.spark.pushdown.aggregate_plan import AGGREGATE, GROUP_BY, REJECTED, Aggregation, parse_aggregation
 from onceflow.spark.pushdown.converters import MICROSECONDS
-from onceflow.spark.pushdown.decode_schema import CORRUPT_REASON, CORRUPT_RECORD, DECODE, Field, parse_schema
+from onceflow.spark.pushdown.decode_schema import (
+    CORRUPT_REASON,
+    CORRUPT_RECORD,
+    DECODE,
+    DECODER,
+    DECODER_OPTIONS,
+    Field,
+    parse_schema,
+)
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from onceflow.spark.pushdown.custom import DecodesColumns
+
 COLUMNS = "columns"
 TIMESTAMP_UNIT = "timestampUnit"
-NAMES = (DECODE, COLUMNS, TIMESTAMP_UNIT, AGGREGATE, GROUP_BY)
+NAMES = (DECODE, TIMESTAMP_UNIT, DECODER, DECODER_OPTIONS, COLUMNS, AGGREGATE, GROUP_BY)
+_LIKE = {DECODE: "a schema like 'uid STRING, click_count INT'", DECODER: "a factory like 'package.module:factory'"}
+_REQUIRED = {
+    TIMESTAMP_UNIT: (DECODE,),
+    DECODER_OPTIONS: (DECODER,),
+    COLUMNS: (DECODE, DECODER),
+    AGGREGATE: (DECODE, DECODER),
+    GROUP_BY: (DECODE, DECODER),
+}
+"""Options that have a meaning only with one of others."""
 
 SCHEMA = StructType(
     [
@@ -54,28 +73,37 @@ class Pushdown:
     kept: tuple[str, ...] = KEPT
     timestamp_unit: str | None = None
     aggregation: Aggregation | None = None
+    decoder: tuple[str, str] | None = None
+    """The user's decoder and its options, in place of our own."""
 
     def schema(self) -> StructType:
         """Return the resulting columns."""
         if self.aggregation is None:
             fields = [StructField(field.name, field.spark_type) for field in self.fields]
             return StructType([*fields, *CORRUPT, *(_SOURCE[name] for name in self.kept)])
-        parts = (*self.aggregation.keys, *self.aggregation.measures)
-        return StructType([*(StructField(part.name, part.type) for part in parts), StructField(REJECTED, _REJECTED)])
+        return StructType([*self.aggregation.schema(), StructField(REJECTED, _REJECTED)])
 
     def apply(self, batches: "Iterable[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Yield the result for batches of the source's own columns; runs in a read task."""
-        from onceflow.spark.pushdown.decode import Decoder
-
+        decoder = self._decoder()
         if self.aggregation is None:
-            yield from map(Decoder(self.fields, self.kept, self.timestamp_unit).columns, batches)
+            yield from map(decoder.columns, batches)
             return
         from onceflow.spark.pushdown.aggregate import Partial
 
-        partial = Partial(self.aggregation, Decoder(self.fields, self.kept, self.timestamp_unit))
+        partial = Partial(self.aggregation, decoder)
         for batch in batches:
             yield from partial.add(batch)
         yield from partial.result()
+
+    def _decoder(self) -> "DecodesColumns":
+        if self.decoder is None:
+            from onceflow.spark.pushdown.decode import Decoder
+
+            return Decoder(self.fields, self.kept, self.timestamp_unit)
+        from onceflow.spark.pushdown.custom import CustomDecoder
+
+        return CustomDecoder(*self.decoder, self.fields, self.kept)
 
 
 _SOURCE = {field.name: field for field in (*SCHEMA.fields, HEADERS)}
@@ -85,20 +113,27 @@ _REJECTED = StructType(
 
 
 def parse_pushdown(values: Mapping[str, str], *, include_headers: bool = False) -> Pushdown | None:
-    """Parse the options by lower-case name; return None without `decode`. Raises WrongOption."""
-    schema = values.get(DECODE.lower())
-    if schema is None:
-        for name in NAMES:
-            if name.lower() in values:
-                raise WrongOption(
-                    f"option {name} requires option {DECODE}, a schema like 'uid STRING, click_count INT'"
-                )
+    """Parse the options by lower-case name; return None without `decode` and `decoder`. Raises WrongOption."""
+    schema, path = values.get(DECODE.lower()), values.get(DECODER.lower())
+    if schema is not None and path is not None:
+        raise WrongOption(f"options {DECODE} and {DECODER} both give the columns of a record; remove one of them")
+    for name, needed in _REQUIRED.items():
+        if name.lower() in values and not any(option.lower() in values for option in needed):
+            alternatives = ", or option ".join(f"{option}, {_LIKE[option]}" for option in needed)
+            raise WrongOption(f"option {name} requires option {alternatives}")
+    decoder = None if path is None else (path, values.get(DECODER_OPTIONS.lower(), ""))
+    if decoder is not None:
+        from onceflow.spark.pushdown import custom
+
+        fields = custom.fields_of(*decoder)
+    elif schema is not None:
+        fields = parse_schema(schema)
+    else:
         return None
-    fields = parse_schema(schema)
     kept = _kept(values, include_headers)
     _require_different(fields, kept)
     unit = _unit(values, fields)
-    return Pushdown(fields, kept, unit, _aggregation(values, fields, kept, include_headers))
+    return Pushdown(fields, kept, unit, _aggregation(values, fields, kept, include_headers), decoder)
 
 
 def _kept(values: Mapping[str, str], include_headers: bool) -> tuple[str, ...]:
@@ -126,11 +161,11 @@ def _require_different(fields: Iterable[Field], kept: tuple[str, ...]) -> None:
     for field in fields:
         if field.name.lower() in own:
             raise WrongOption(
-                f"option {DECODE} has a field {field.name!r}, which is also a column of the source; list in option "
+                f"the schema has a field {field.name!r}, which is also a column of the source; list in option "
                 f"{COLUMNS} which of those to keep, now {', '.join(kept)} ('' keeps none)"
             )
         if field.name.lower() in {column.name for column in CORRUPT}:
-            raise WrongOption(f"option {DECODE} has a field {field.name!r}, which is always a column; remove it")
+            raise WrongOption(f"the schema has a field {field.name!r}, which is always a column; remove it")
 
 
 def _unit(values: Mapping[str, str], fields: Iterable[Field]) -> str | None:
