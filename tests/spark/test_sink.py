@@ -251,3 +251,35 @@ def test_proof_survives_its_text_form() -> None:
         Proof.parse("the table", text[:-10])
     with pytest.raises(MarkerRefused, match="has format '2', this version of onceflow reads '1'"):
         Proof.parse("the table", text.replace('"format":"1"', '"format":"2"'))
+
+
+class RolledBackSink(TableSink):
+    """A sink whose table loses batch 1 before batch 2, and `losses` times again during its repair."""
+
+    losses = 1
+    proof_of_1: Proof | None = None
+
+    def repair(self, lost: Any, target: Batch, checkpoint: Checkpoint) -> None:
+        self.steps.append("repair")
+        if self.losses:
+            self.losses -= 1
+            return
+        self.table.rows += rows_of(1)
+        self.table.proof = self.proof_of_1
+
+
+@pytest.mark.parametrize("losses", [0, 1, ATTEMPTS_MAX - 1])
+def test_repair_is_repeated_after_another_loss(losses: int) -> None:
+    table = Table()
+    sink = RolledBackSink(table)
+    sink.losses = losses
+    assert write(sink, 0)
+    proof_of_0 = table.proof
+    assert write(sink, 1)
+    sink.proof_of_1, table.proof, table.rows = table.proof, proof_of_0, rows_of(0)
+    checkpoint = Mock(spec=LocalCheckpoint)
+    checkpoint.batch.return_value = batch(1)
+    rows: Any = rows_of(2)
+    assert write_batch(sink, rows, batch(2), checkpoint)
+    assert table.rows == rows_of(0, 1, 2)
+    assert sink.steps.count("repair") == losses + 1

@@ -327,7 +327,10 @@ def _aborted_on_failure(sink: Sink) -> Iterator[None]:
 
 
 def _decided(sink: Sink, batch: Batch, checkpoint: Checkpoint) -> tuple[Proof | None, Decision]:
-    """Return the sink's proof and the decision, after a repair if the sink lost batches. Raises MarkerRefused."""
+    """Return the sink's proof and the decision, after a repair if the sink lost batches.
+
+    Raises MarkerRefused, and AttemptEnded if the sink lost batches again meanwhile.
+    """
     proof = sink.recover(batch.query)
     decision = decide(proof, batch, sink.name, sink.wording)
     if isinstance(decision, TargetRolledBack):
@@ -335,6 +338,8 @@ def _decided(sink: Sink, batch: Batch, checkpoint: Checkpoint) -> tuple[Proof | 
         sink.repair(decision, before, checkpoint)
         proof = sink.recover(batch.query)
         decision = decide(proof, batch, sink.name, sink.wording)
+        if isinstance(decision, TargetRolledBack):
+            raise AttemptEnded(f"batches were lost again during the repair: {decision.reason}")
     if isinstance(decision, Refuse):
         raise MarkerRefused(decision.reason)
     return proof, decision

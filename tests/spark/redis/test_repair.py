@@ -77,6 +77,16 @@ def test_steps_of_a_repair(checkpoint: LocalCheckpoint) -> None:
     assert planned(marker(batch_of(6)), checkpoint) is None
 
 
+def test_bridge_is_finished_without_the_last_commit(checkpoint: LocalCheckpoint) -> None:
+    bridge = replace(batch_of(5), ranges=(OffsetRange("clicks", 0, 30, 50),))
+    assert planned(marker(bridge, chunks=2, complete=False), checkpoint, 5) == Step(bridge)
+    assert planned(marker(bridge), checkpoint, 5) is None
+    longer = replace(batch_of(5), ranges=(OffsetRange("clicks", 0, 30, 51),))
+    assert_refused(planned(marker(longer, chunks=2, complete=False), checkpoint, 5), "a part of batch 5 as")
+    shorter = replace(batch_of(5), ranges=(OffsetRange("clicks", 0, 45, 50),))
+    assert_refused(planned(marker(shorter, chunks=2, complete=False), checkpoint, 5), "a part of batch 5 as")
+
+
 def test_rewound_marker_is_repaired(checkpoint: LocalCheckpoint) -> None:
     acquired = parse("m", first_fields(batch_of(0)))
     step = planned(acquired, checkpoint)

@@ -7,6 +7,9 @@ A step is a batch for the same scripts, so a driver killed in the middle of a re
 3. Batch b with its ranges from the checkpoint. Spark may repeat it, since its commit is the only one that may not be on
    disk yet, and a repeated batch must find its own ranges in the marker.
 
+If a power cut takes the commit of b between steps 2 and 3, the next start repairs up to b-1, which step 2 has begun or
+written with the ranges of all batches: it finishes that.
+
 The ranges are read from the log again, so each must be certain: no offset is guessed.
 """
 
@@ -70,8 +73,11 @@ def next_step(marker: Marker, target: Batch, checkpoint: Checkpoint, words: Word
     refusal = decision.other_plan(marker, target.plan, words) or _refusal_of_losses(marker, words)
     if refusal is not None:
         return refusal
-    if marker.batch < target.number and not marker.complete:
+    is_bridge = _is_bridge(marker, target)
+    if not marker.complete and (marker.batch < target.number or is_bridge):
         return _finish(marker, target, words)
+    if is_bridge:
+        return None
     if marker.batch < target.number - 1:
         return _bridge(marker, target, checkpoint, words)
     decided = decision.decide(marker, target, marker.sink, words)
@@ -89,6 +95,21 @@ def _refusal_of_losses(marker: Marker, words: Wording) -> Refuse | None:
         f"{words.marker} {marker.shown_state} and the log no longer has what was counted before an accepted loss "
         f"({losses[0]}): {_remedy(words)}"
     )
+
+
+def _is_bridge(marker: Marker, target: Batch) -> bool:
+    """Return whether the marker holds `target` as the end of step 2 of a repair up to the batch after it.
+
+    Spark had committed that batch, and a power cut took the commit. Its own commit was on disk before, so Spark does
+    not repeat `target`.
+    """
+    held = {(part.topic, part.partition): part for part in marker.parts}
+    wanted = {(part.topic, part.partition): part for part in target.ranges}
+    if marker.batch != target.number or held.keys() != wanted.keys():
+        return False
+    pairs = [(held[name], wanted[name]) for name in wanted]
+    is_longer = any(one.begin < two.begin for one, two in pairs)
+    return is_longer and all(one.begin <= two.begin and one.end == two.end for one, two in pairs)
 
 
 def _finish(marker: Marker, target: Batch, words: Wording) -> Step | Refuse:
