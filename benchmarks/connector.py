@@ -13,7 +13,7 @@ from benchmarks.child import Child
 from benchmarks.comparison import Goal, in_turns, judged, ratios, spread
 from benchmarks.figures import Line, Table, row
 from benchmarks.stage import CLICKS, OURS, PEER, Stage
-from onceflow.clicks.pipeline import EVENTS_PER_BATCH_MAX
+from onceflow.clicks.job import EVENTS_PER_BATCH_MAX
 
 RUNS = 5
 RATES = (1_000, 20_000)

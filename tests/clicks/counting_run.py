@@ -43,7 +43,7 @@ class CountingRun:
             **options,
         )
         pipeline.check()
-        assert pipeline.count_with_restarts(spark, threading.Event(), Restarts(pipeline.restarts))
+        assert pipeline.stream_with_restarts(spark, threading.Event(), Restarts(pipeline.restarts))
 
     def verify(self, code: int = 0) -> dict[str, Any]:
         """Run `onceflow verify --json`."""

@@ -56,7 +56,7 @@ def refusal(run: CountingRun, spark: SparkSession, **options: Any) -> str:
 def follow(run: CountingRun, spark: SparkSession, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Call the command that `message` names, in the test's Spark session."""
     (command,) = re.findall(r"'(onceflow run [^']*)'", message)
-    monkeypatch.setattr(ClickPipeline, "run", lambda self: self.count(spark, threading.Event()))
+    monkeypatch.setattr(ClickPipeline, "run", lambda self: self.stream(spark, threading.Event()))
     arguments = shlex.split(command)[1:]
     where = ["--bootstrap", run.bootstrap, "--topic", run.topic, "--redis", run.url, "--hash-key", run.hash_key]
     place = ["--checkpoint", str(run.directory / "checkpoint"), "--trigger", "available-now"]

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from onceflow.cli import onceflow
 from onceflow.cli.clicks.pipeline import checkpoint_of
-from onceflow.clicks import pipeline, results
+from onceflow.clicks import results
 from onceflow.clicks.pipeline import ClickPipeline
 from onceflow.clicks.results import NothingCounted, Results
 from onceflow.client.admin import Admin
@@ -140,7 +140,9 @@ def test_stop_ends_wait_for_other_driver(run: CountingRun, spark: SparkSession, 
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     with without_driver(checkpoint):
-        ClickPipeline(run.bootstrap, run.topic, str(checkpoint), run.url, run.hash_key).count(spark, stop)
+        ClickPipeline(run.bootstrap, run.topic, str(checkpoint), redis_url=run.url, hash_key=run.hash_key).stream(
+            spark, stop
+        )
     assert stop.is_set()
     assert run.by_user() == {}
 
@@ -158,7 +160,7 @@ def test_query_failure_is_one_line(
     with pytest.raises(IncompatibleData, match=r"field 'bob'.*is '8\.0'"):
         run.count(spark)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_watch", stopped_as_it_failed)
+        patch.setattr(ClickPipeline, "_watch", staticmethod(stopped_as_it_failed))
         with pytest.raises(IncompatibleData, match=r"field 'bob'.*is '8\.0'"):
             run.count(spark)
     with run.redis() as client:

@@ -20,7 +20,8 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from onceflow.clicks.pipeline import AVAILABLE_NOW, ClickPipeline
+from onceflow.clicks.job import AVAILABLE_NOW
+from onceflow.clicks.pipeline import ClickPipeline
 from onceflow.clicks.verify import verify
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
@@ -203,8 +204,8 @@ def watched_run(
             )
 
     def count(checkpoint: Path) -> None:
-        job = ClickPipeline(bootstrap, topic, str(checkpoint), url, trigger=AVAILABLE_NOW)
-        restarted(lambda: job.count(spark, threading.Event()))
+        job = ClickPipeline(bootstrap, topic, str(checkpoint), redis_url=url, trigger=AVAILABLE_NOW)
+        restarted(lambda: job.stream(spark, threading.Event()))
 
     def differences() -> list[Any]:
         verdict = verify(bootstrap, topic, url, "app::users::click")
