@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from onceflow.testing import BrokerProcess
 from tests.conftest import WITHIN_S, RedisProcess
@@ -37,7 +37,7 @@ class Pipeline:
         self.driver: subprocess.Popen[bytes] | None = None
         self._environment = {**os.environ, "JAVA_HOME": java_home, **(environment or {})}
 
-    def __enter__(self) -> "Pipeline":
+    def __enter__(self) -> Self:
         self.broker.start()
         self.redis.start()
         return self
@@ -54,7 +54,12 @@ class Pipeline:
 
     def where(self) -> list[str]:
         """Options for topic and Redis."""
-        return ["--bootstrap", self.broker.bootstrap, "--topic", TOPIC, "--redis", self.redis.url]
+        return [*self.topic_options, "--redis", self.redis.url]
+
+    @property
+    def topic_options(self) -> list[str]:
+        """Options for the topic."""
+        return ["--bootstrap", self.broker.bootstrap, "--topic", TOPIC]
 
     def onceflow(
         self, *arguments: str, within_s: float = 500, code: int | None = 0
@@ -72,8 +77,11 @@ class Pipeline:
         return done
 
     def start_driver(self, *options: str, trigger: str = "100 milliseconds") -> None:
-        """Start `onceflow run` as the leader of its own process group."""
-        arguments = ["run", *self.where(), "--checkpoint", str(self.checkpoint), "--trigger", trigger, *options]
+        """Start `onceflow run`."""
+        self.start_command("run", *self.where(), "--checkpoint", str(self.checkpoint), "--trigger", trigger, *options)
+
+    def start_command(self, *arguments: str) -> None:
+        """Start a command as the driver, the leader of its own process group."""
         with self.log.open("ab") as log:
             self.driver = subprocess.Popen(
                 [*ONCEFLOW, *arguments], stdout=log, stderr=log, env=self._environment, start_new_session=True

@@ -9,13 +9,13 @@ _DISK = "log/test_faulty_disk.py::"
 
 MUTANTS = (
     Mutant(
-        "cli/kafka/times.py",
+        "cli/times.py",
         "        return int(text) * (1000 if len(text) in (9, 10) else 1)",
         "        return int(text) * (1000 if len(text) == 10 else 1)",
         _OFFSETS + "test_durations_and_moments",
     ),
     Mutant(
-        "cli/kafka/times.py",
+        "cli/times.py",
         "        moment = moment.replace(tzinfo=datetime.UTC)",
         "        moment = moment.astimezone()",
         _OFFSETS + "test_times_without_zone_are_utc",

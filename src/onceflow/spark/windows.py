@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import Window as SqlWindow

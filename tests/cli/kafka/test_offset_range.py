@@ -8,7 +8,7 @@ import click
 import pytest
 
 from onceflow.cli.kafka.offset_range import OffsetRange, Place, to_offset_range
-from onceflow.cli.kafka.times import duration_ms, moment_ms
+from onceflow.cli.times import duration_ms, moment_ms
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Fill = Callable[..., str]

@@ -9,11 +9,11 @@ import click
 
 from onceflow.cli.command_group import Commands
 from onceflow.cli.internal import is_marker_group
-from onceflow.cli.kafka.times import duration_ms, moment_ms
 from onceflow.cli.options import bootstrap_option, json_option, states_option
 from onceflow.cli.output import counted, stdout_may_close, table
 from onceflow.cli.refusals import confirm, explaining
 from onceflow.cli.security import open_cluster
+from onceflow.cli.times import duration_ms, moment_ms
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition

@@ -10,7 +10,7 @@
     @TIME:TIME, @TIME:end   from one time to another; a duration as the second time counts from the first, or from now
                             if negative
 
-Ends are exclusive. TIME as in `onceflow.cli.kafka.times`.
+Ends are exclusive. TIME as in `onceflow.cli.times`.
 """
 
 import time
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onceflow.cli.kafka.times import duration_ms, moment_ms
 from onceflow.cli.output import counted
+from onceflow.cli.times import duration_ms, moment_ms
 
 if TYPE_CHECKING:
     from onceflow.client.cluster import Cluster

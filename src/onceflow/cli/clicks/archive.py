@@ -1,0 +1,312 @@
+"""`onceflow archive`, `onceflow query`, `onceflow report`: events as Parquet files, and questions about them."""
+
+import contextlib
+import csv
+import datetime
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from onceflow.cli.clicks.job_options import job_options, job_settings
+from onceflow.cli.command_group import Commands
+from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.output import counted, stdout_may_close, table
+from onceflow.cli.security import open_cluster
+from onceflow.cli.spark import ignore_pandas_warnings
+from onceflow.cli.times import moment_ms
+
+if TYPE_CHECKING:
+    from onceflow.clicks.queries import Events, Selection
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+ARCHIVE = Path(".onceflow", "archive")
+_TIMES = {"start_ms", "end_ms", "time_ms"}
+
+
+@click.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default=ARCHIVE)
+@bootstrap_option
+@click.option("--topic", default="user_events", show_default=True, help="Topic of the events, archived from its start.")
+@click.option("--key-field", default="uid", show_default=True, help="Event field of the user.")
+@click.option(
+    "--value-field",
+    default="click_count",
+    show_default=True,
+    help="Event field of the clicks; with --value-field '' every event has one.",
+)
+@click.option("--time-field", default="event_time", show_default=True, help="Event field of the time.")
+@click.option(
+    "--checkpoint",
+    help="Directory of Spark's checkpoint, to be kept as long as the archive.  [default: DIRECTORY/_checkpoint]",
+)
+@job_options(trigger="20 seconds")
+@click.option(
+    "--accept-data-loss",
+    is_flag=True,
+    help="Continue in this run although the log lacks events that were deleted before they were archived.",
+)
+@json_option
+def archive(
+    directory: Path,
+    bootstrap: str,
+    topic: str,
+    key_field: str,
+    value_field: str,
+    time_field: str,
+    checkpoint: str | None,
+    accept_data_loss: bool,
+    as_json: bool,
+    **job: Any,
+) -> None:
+    """Keep a topic's events as Parquet files by day and hour, each exactly once, until Ctrl-C.
+
+    Stopped or killed at any moment and started again with the same DIRECTORY, it resumes where it stopped. Small files
+    are merged. docs/archive.md shows how DuckDB, pandas and Spark read the files; 'onceflow query' asks about them.
+    Events that cannot be counted are not archived; they stay in the log.
+
+    \b
+    Examples:
+      onceflow archive
+      onceflow archive /data/clicks --topic visits --trigger available-now
+    """
+    from onceflow.clicks.archive import Archive
+    from onceflow.clicks.archive_job import ArchiveJob
+    from onceflow.clicks.event_table import EventFields
+    from onceflow.clicks.events import WrongField
+
+    fields = EventFields(key_field, value_field or None, time_field)
+    try:
+        fields.check()
+    except WrongField as error:
+        raise click.UsageError(f"--key-field, --value-field and --time-field: {error}") from error
+    running = ArchiveJob(
+        bootstrap=bootstrap,
+        topic=topic,
+        directory=directory.absolute(),
+        fields=fields,
+        accept_data_loss=accept_data_loss,
+        **job_settings(checkpoint or str(directory / "_checkpoint"), job),
+    )
+    running.check()
+    click.echo(f"archiving {topic} at {bootstrap} into {directory}; Ctrl-C stops", err=True)
+    ignore_pandas_warnings()
+    running.run()
+    version = Archive(directory).newest()
+    events, files = (0, 0) if version is None else (version.rows, len(version.files))
+    if as_json:
+        click.echo(json.dumps({"directory": str(directory), "events": events, "files": files}))
+    else:
+        click.echo(f"{directory} has {counted(events, 'event')} of {topic} in {counted(files, 'file')}")
+
+
+@click.group(cls=Commands)
+def query() -> None:
+    """Ask about archived events and those still in the log behind them, exact as of one moment.
+
+    Any field of the events is a dimension, also os and uid; several --where restrict the events together.
+    """
+
+
+def archive_options(command: _Command) -> _Command:
+    """Add the options of what to read, as `archive`, `archive_only` and `bootstrap`."""
+    options = (
+        click.option(
+            "--archive",
+            type=click.Path(file_okay=False, path_type=Path),
+            default=ARCHIVE,
+            show_default=True,
+            help="Directory of 'onceflow archive'.",
+        ),
+        click.option("--archive-only", is_flag=True, help="Leave out the events that are only in the log."),
+        bootstrap_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def query_options(command: _Command) -> _Command:
+    """Add the options of every query: those of what to read, the selection and the layout."""
+    options = (
+        click.option("--from", "begin", metavar="TIME", help="First time: 2026-02-14, 2026-02-14T10:00Z, ms, or -2h."),
+        click.option("--to", "end", metavar="TIME", help="Time after the last one."),
+        click.option(
+            "--where",
+            multiple=True,
+            metavar="DIM=VALUE",
+            help="Only events with this value, such as os=iOS; may be repeated: several values of one dimension are "
+            "alternatives.",
+        ),
+        click.option("--json", "layout", flag_value="json", help="Print a list of objects."),
+        click.option("--csv", "layout", flag_value="csv", help="Print CSV."),
+        archive_options,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@query.command()
+@click.option(
+    "--per", type=click.Choice(["minute", "hour", "day"]), default="hour", show_default=True, help="Bucket, in UTC."
+)
+@click.option("--by", metavar="DIM", help="Dimension that divides each bucket, such as os.")
+@click.option("--users", is_flag=True, help="Count distinct users too.")
+@query_options
+def counts(per: str, by: str | None, users: bool, **options: Any) -> None:
+    """Show events and clicks of each minute, hour or day that has events.
+
+    \b
+    Example:
+      onceflow query counts --per hour --from -24h --by os --where country=DE
+    """
+    with _asked(options) as (events, selection):
+        rows = events.counts(per, selection, by=by, users=users)
+    _show(rows, options["layout"])
+
+
+@query.command()
+@click.argument("dimension")
+@click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Number of values.")
+@query_options
+def top(dimension: str, count: int, **options: Any) -> None:
+    """Show the values of DIMENSION with the most clicks.
+
+    \b
+    Example:
+      onceflow query top page --from 2026-02-14 --to 2026-02-15
+    """
+    with _asked(options) as (events, selection):
+        rows = events.top(dimension, selection, count=count)
+    _show(rows, options["layout"])
+
+
+@query.command()
+@query_options
+def totals(**options: Any) -> None:
+    """Show the numbers of events, clicks and distinct users.
+
+    no_time are events without a valid time, future those with one more than a day after their record; both have their
+    record's time.
+    """
+    with _asked(options) as (events, selection):
+        rows = [events.totals(selection)]
+    _show(rows, options["layout"])
+
+
+@query.command()
+@click.argument("uid")
+@click.option("--count", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Number of events.")
+@query_options
+def timeline(uid: str, count: int, **options: Any) -> None:
+    """Show the newest events of one user, newest first."""
+    with _asked(options) as (events, selection):
+        rows = events.timeline(uid, selection, count=count)
+    _show(rows, options["layout"])
+
+
+@click.command()
+@click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
+@click.option("--week", is_flag=True, help="Report seven days from DAY on.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write.  [default: report-DAY.html]",
+)
+@click.option(
+    "--dimension",
+    "dimensions",
+    multiple=True,
+    default=["uid", "os"],
+    show_default=True,
+    metavar="DIM",
+    help="Dimension to list the top values of; may be repeated.",
+)
+@archive_options
+@json_option
+def report(
+    day: datetime.datetime,
+    week: bool,
+    output: Path | None,
+    dimensions: Sequence[str],
+    archive: Path,
+    archive_only: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Write a report of one day or week as one HTML file with plots.
+
+    Its numbers are those of 'onceflow query' for the same time. The file loads nothing from elsewhere. Days are in UTC.
+
+    \b
+    Example:
+      onceflow report 2026-02-14 --dimension page --dimension country
+    """
+    from onceflow.clicks.report import build_report, render
+
+    path = output or Path(f"report-{day:%Y-%m-%d}.html")
+    with _opened(archive, archive_only, bootstrap) as events:
+        numbers = build_report(events, day.date(), 7 if week else 1, dimensions)
+    path.write_text(render(numbers))
+    if as_json:
+        click.echo(json.dumps({"file": str(path), **asdict(numbers)}, ensure_ascii=False))
+    else:
+        click.echo(f"{path} has {numbers.period}: {counted(numbers.totals['events'], 'event')}")
+
+
+@contextlib.contextmanager
+def _asked(options: dict[str, Any]) -> "Iterator[tuple[Events, Selection]]":
+    """Open the events and parse the selection of a query's options."""
+    from onceflow.clicks.queries import Selection
+
+    now_ms = time.time_ns() // 1_000_000
+    begin, end = (None if text is None else moment_ms(text, now_ms) for text in (options["begin"], options["end"]))
+    selection = Selection(begin, end, [_condition(text) for text in options["where"]])
+    with _opened(options["archive"], options["archive_only"], options["bootstrap"]) as events:
+        yield events, selection
+
+
+@contextlib.contextmanager
+def _opened(archive: Path, archive_only: bool, bootstrap: str) -> "Iterator[Events]":
+    from onceflow.clicks.queries import open_events
+
+    with contextlib.ExitStack() as opened:
+        cluster = None if archive_only else opened.enter_context(open_cluster(bootstrap))
+        yield opened.enter_context(open_events(archive, cluster))
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"'{text}' is not DIM=VALUE, as in os=iOS", param_hint="--where")
+    return name, value
+
+
+def _show(rows: Sequence[dict[str, Any]], layout: str | None) -> None:
+    with stdout_may_close():
+        if layout == "json":
+            click.echo(json.dumps(rows, ensure_ascii=False))
+        elif layout == "csv" and rows:
+            writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        elif layout is None and rows:
+            table([[_heading(name) for name in rows[0]], *([_cell(*cell) for cell in row.items()] for row in rows)])
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_ms").upper().replace("_", "-")
+
+
+def _cell(name: str, value: Any) -> Any:
+    if name not in _TIMES:
+        return value
+    moment = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds" if value % 1000 else "seconds").replace("+00:00", "Z")

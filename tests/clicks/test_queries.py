@@ -1,0 +1,208 @@
+"""Questions over the archive and the log behind it, compared with plain Python over the same events."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onceflow.cli import onceflow
+from onceflow.clicks import queries
+from onceflow.clicks.events import os_of
+from onceflow.clicks.queries import WIDTHS_MS, QueryRefused, Selection, open_events
+from onceflow.client.admin import Admin
+from onceflow.client.cluster import Cluster
+from onceflow.remedies import Remedy
+from tests import remedies
+from tests.clicks.archived import START_MS, event, filled
+from tests.clicks.counted import write
+
+MINUTE_MS = 60_000
+
+
+def crowd(count: int) -> list[dict[str, Any]]:
+    """Return seeded events of two hours."""
+    chance = random.Random(18)
+    return [
+        {
+            "uid": f"user-{chance.randrange(40)}",
+            "event_time": chance.choice([START_MS, START_MS + 50 * MINUTE_MS]) + chance.randrange(30 * MINUTE_MS),
+            "os_type": chance.choice(["iOS", "Android", "Linux"]),
+            "click_count": chance.randrange(10),
+            "country": chance.choice(["DE", "FR", 49]),
+        }
+        for _ in range(count)
+    ]
+
+
+def expected_counts(events: Sequence[dict[str, Any]], width: int, by: str | None) -> list[dict[str, Any]]:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for one in events:
+        start = one["event_time"] // width * width
+        groups.setdefault((start, *([] if by is None else [str(one[by])])), []).append(one)
+    return [
+        {
+            "start_ms": key[0],
+            "end_ms": key[0] + width,
+            **({} if by is None else {"value": key[1]}),
+            "events": len(group),
+            "clicks": sum(one["click_count"] for one in group),
+            "users": len({one["uid"] for one in group}),
+        }
+        for key, group in sorted(groups.items())
+    ]
+
+
+@pytest.fixture(scope="module")
+def events() -> list[dict[str, Any]]:
+    return crowd(400)
+
+
+@pytest.fixture(scope="module")
+def directory(events: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an archive of the events in 20 batches."""
+    path = tmp_path_factory.mktemp("archive")
+    values = [json.dumps(one).encode() for one in events]
+    filled(path, [values[at : at + 20] for at in range(0, len(values), 20)])
+    return path
+
+
+@pytest.mark.parametrize("per", WIDTHS_MS)
+@pytest.mark.parametrize("by", [None, "country"])
+def test_counts(events: list[dict[str, Any]], directory: Path, per: str, by: str | None) -> None:
+    with open_events(directory) as opened:
+        assert opened.counts(per, by=by, users=True) == expected_counts(events, WIDTHS_MS[per], by)
+
+
+def test_conditions_combine(events: list[dict[str, Any]], directory: Path) -> None:
+    begin, end = START_MS + 10 * MINUTE_MS, START_MS + 60 * MINUTE_MS
+    chosen = [
+        one
+        for one in events
+        if begin <= one["event_time"] < end and one["os_type"] in ("iOS", "Linux") and one["country"] in ("DE", 49)
+    ]
+    assert chosen
+    selection = Selection(begin, end, [("os", "iOS"), ("country", "49"), ("os", "Linux"), ("country", "DE")])
+    with open_events(directory) as opened:
+        assert opened.counts("minute", selection, users=True) == expected_counts(chosen, MINUTE_MS, None)
+        assert opened.totals(selection) == {
+            "events": len(chosen),
+            "clicks": sum(one["click_count"] for one in chosen),
+            "users": len({one["uid"] for one in chosen}),
+            "no_time": 0,
+            "future": 0,
+        }
+        assert opened.totals(Selection(1, 2))["events"] == 0
+
+
+def test_top_values(events: list[dict[str, Any]], directory: Path) -> None:
+    by_user: Counter[str] = Counter()
+    for one in events:
+        by_user[one["uid"]] += one["click_count"]
+    with open_events(directory) as opened:
+        rows = opened.top("uid", count=40)
+    assert {row["value"]: row["clicks"] for row in rows} == by_user
+    assert [row["clicks"] for row in rows] == sorted(by_user.values(), reverse=True)
+    assert len(rows) == len(by_user) == 40
+
+
+def test_timeline_of_a_user(events: list[dict[str, Any]], directory: Path) -> None:
+    own = [(one["event_time"], number) for number, one in enumerate(events) if one["uid"] == "user-7"]
+    with open_events(directory) as opened:
+        rows = opened.timeline("user-7", count=5)
+        later = opened.timeline("user-7", Selection(begin_ms=START_MS + 50 * MINUTE_MS))
+    assert [(row["time_ms"], row["offset"]) for row in rows] == sorted(own, reverse=True)[:5]
+    assert len(later) == sum(time_ms >= START_MS + 50 * MINUTE_MS for time_ms, _ in own)
+
+
+VALUES = st.one_of(
+    st.text(max_size=3), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.none(),
+    st.lists(st.integers(), max_size=2), st.just("x" * 1024), st.just("ä" * 513), st.just("1" * 1025),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=4), VALUES, min_size=1, max_size=3), st.data())
+def test_dimension_follows_the_rules(fields: dict[str, Any], data: st.DataObject) -> None:
+    """Any field's value is that of the rules for `os_type`: text, an integer's text, or unknown."""
+    name = data.draw(st.sampled_from([*fields, "absent"]))
+    extra = msgspec.json.encode(fields)
+    raw = msgspec.json.decode(extra, type=dict[str, msgspec.Raw]).get(name, b"")
+    query = queries._Query()
+    text = f"SELECT {query.dimension(name) if name not in ('uid', 'os') else '1'} FROM (SELECT $extra AS extra)"
+    with duckdb.connect() as database:
+        rows = database.execute(text, {**query.parameters, "extra": extra.decode()}).fetchall()
+    assert name in ("uid", "os") or rows == [(os_of(bytes(raw)),)]
+
+
+def test_log_behind_the_archive(bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    """The first events are in both, the next ones, of a new partition too, only in the log."""
+    archived = [event("ann", START_MS), event("bob", START_MS)]
+    filled(tmp_path, [archived], topic=topic)
+    write(bootstrap, topic, {0: archived})
+    with open_events(tmp_path, cluster) as opened:
+        assert opened.totals()["events"] == 2
+        assert opened.ends == {0: 2, 1: 0}
+        write(bootstrap, topic, {0: [event("ann", START_MS), b"nonsense"], 1: [event("eve", START_MS + MINUTE_MS)]})
+        assert opened.totals()["events"] == 2, "as of the moment when it was opened"
+    with open_events(tmp_path, cluster) as opened:
+        assert opened.totals()["events"] == 4
+        assert opened.ends == {0: 4, 1: 1}
+        assert [row["events"] for row in opened.counts("minute")] == [3, 1]
+        assert [row["offset"] for row in opened.timeline("ann")] == [2, 0]
+    with open_events(tmp_path) as opened:
+        assert opened.totals()["events"] == 2
+
+
+@pytest.mark.remedy(Remedy.ARCHIVE_ONLY, Remedy.WAIT_FOR_ARCHIVE)
+def test_log_that_cannot_be_read(
+    bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [event(f"user-{number}", START_MS) for number in range(4)]
+    write(bootstrap, topic, {0: values})
+    filled(tmp_path / "one", [values[:1]], topic=topic)
+    monkeypatch.setattr(queries, "TAIL_RECORDS_MAX", 2)
+    with pytest.raises(QueryRefused, match="3 records behind") as raised, open_events(tmp_path / "one", cluster):
+        pass
+    remedies.find(Remedy.WAIT_FOR_ARCHIVE, raised.value)
+    remedies.find(Remedy.ARCHIVE_ONLY, raised.value)
+    where = ["--bootstrap", bootstrap, "--json"]
+    only = ["query", "totals", "--archive-only", "--archive", str(tmp_path / "one"), *where]
+    assert json.loads(CliRunner().invoke(onceflow, only).stdout)[0]["events"] == 1
+    filled(tmp_path / "caught-up", [values[:3]], topic=topic)
+    with open_events(tmp_path / "caught-up", cluster) as opened:
+        assert opened.totals()["events"] == 4
+    Admin(cluster).delete_records(topic, {0: 4})
+    with pytest.raises(QueryRefused, match="offsets 4 to 4"), open_events(tmp_path / "caught-up", cluster):
+        pass
+
+
+def ask(*words: str) -> str:
+    done = CliRunner().invoke(onceflow, ["query", *words, "--archive-only"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_command_prints_three_layouts(tmp_path: Path) -> None:
+    filled(tmp_path, [[event("ann", START_MS, clicks=2), event("bob", START_MS + 1500, os_type="x")]])
+    archive = ["--archive", str(tmp_path)]
+    assert ask("top", "os", "--count", "1", *archive) == "VALUE  EVENTS  CLICKS\niOS    1       2\n"
+    assert ask("top", "os", *archive, "--csv") == "value,events,clicks\niOS,1,2\nx,1,1\n"
+    rows = json.loads(ask("counts", "--per", "minute", "--users", *archive, "--json", "--from", "2015-04-28T07:00"))
+    assert rows == [{"start_ms": START_MS, "end_ms": START_MS + MINUTE_MS, "events": 2, "clicks": 3, "users": 2}]
+    assert ask("counts", "--where", "os=none", *archive) == ""
+    assert ask("totals", "--where", "os=x", *archive).splitlines()[1].split()[:3] == ["1", "1", "1"]
+    assert "2015-04-28T07:00:01.500Z" in ask("timeline", "bob", *archive)
+    assert ask("counts", "--to", "2015-04-28", *archive, "--json") == "[]\n"
+
+
+def test_wrong_condition_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(onceflow, ["query", "totals", "--where", "os"], standalone_mode=False)
+    assert "'os' is not DIM=VALUE" in str(done.exception)
