@@ -29,6 +29,8 @@ ARTICLE_MS = 1_430_204_612_405
         (b"1e400", None),
         (b'" 1430204612405"', None),
         (b'"2015-04-31"', None),
+        (b'"2015-04-28T24:00"', None),
+        (b'"2015-04-28T09:03:32+02:60"', None),
         (b'"yesterday"', None),
         (b"true", None),
         (b"null", None),

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _EVENTS = "clicks/test_events.py::"
+_COLUMNS = "clicks/test_columns.py::"
 _COUNTING = "clicks/test_counting.py::"
 _VERIFY = "clicks/test_verify.py::"
 
@@ -36,6 +37,24 @@ MUTANTS = (
         '    if exact != exact.to_integral_value():\n        return 0, "count-fractional"\n',
         "",
         _EVENTS + "test_each_rule_in_the_recount",
+    ),
+    Mutant(
+        "clicks/columns.py",
+        "        others.update(row for row, count in enumerate(clicks) if count < 0)\n",
+        "",
+        _COLUMNS + "test_each_rule_on_columns",
+    ),
+    Mutant(
+        "clicks/columns.py",
+        "has_time & (given_ms - timestamps_ms > FUTURE_MS)",
+        "has_time & (given_ms - timestamps_ms >= FUTURE_MS)",
+        _COLUMNS + "test_times_on_columns_and_in_the_recount",
+    ),
+    Mutant(
+        "clicks/recount.py",
+        'shift if parts["sign"] == "-" else -shift',
+        'shift if parts["sign"] == "+" else -shift',
+        _COLUMNS + "test_times_on_columns_and_in_the_recount",
     ),
     Mutant(
         "clicks/counting.py",

@@ -1,17 +1,27 @@
 """Second implementation of the rules of docs/events.md for `verify`, so that both do not share a mistake.
 
-Nothing here is imported from `onceflow.clicks.events`, `counting` or `pipeline`. The parser is the standard library's
+Nothing here is imported from `onceflow.clicks.events`, `columns` or `pipeline`. The parser is the standard library's
 json instead of msgspec, numbers are `Decimal` instead of digits, and there is no fast path. Where the two differ on an
 event, a property test fails and `verify` shows a difference.
 """
 
 import json
+import re
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple, NoReturn
 
 UID_BYTES_MAX = 1024
 COUNT_MAX = 10_000
 DEPTH_MAX = 200
+YEAR_MAX = 9999
+DAY_MS = 86_400_000
+
+_TIME = re.compile(
+    r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})"
+    r"([T ](?P<clock>[0-9]{2}:[0-9]{2})(:(?P<seconds>[0-9]{2})(\.(?P<fraction>[0-9]+))?"
+    r"(?P<zone>Z|(?P<sign>[+-])(?P<hours>[0-9]{2}):(?P<minutes>[0-9]{2}))?)?)?"
+)
 
 
 class Number(NamedTuple):
@@ -80,6 +90,51 @@ def judge(value: bytes | None, key_field: str, value_field: str | None) -> Judge
     if not reason and value_field is not None:
         clicks, reason = _clicks(event[value_field]) if value_field in event else (0, "no-count")
     return Judged(reason) if reason else Judged("", uid, clicks, _os_type(event.get("os_type")))
+
+
+def event_ms(value: bytes, time_field: str, timestamp_ms: int) -> tuple[int, str]:
+    """Return a valid event's time in ms since 1970, and `no-time` or `future` if it is the record's timestamp."""
+    field = _parse(value.decode()).get(time_field)
+    given = _instant_ms(field) if isinstance(field, str) and _number_in(field) is None else _exact_ms(field)
+    if given is None or not 0 <= given <= _DAYS_MAX * DAY_MS - 1:
+        return timestamp_ms, "no-time"
+    return (timestamp_ms, "future") if given > timestamp_ms + DAY_MS else (given, "")
+
+
+def _exact_ms(field: Any) -> int | None:
+    number = _number_in(field) if isinstance(field, str) else field
+    if not isinstance(number, Number):
+        return None
+    try:
+        exact = Decimal(number.text)
+    except InvalidOperation:
+        return 0 if Decimal(number.text.lower().partition("e")[0]) == 0 else None
+    return int(exact) if 0 <= exact < 10**15 and exact == exact.to_integral_value() else None
+
+
+def _instant_ms(text: str) -> int | None:
+    """Return the time in ISO 8601 text, by days and minutes; digits after the third of a second are dropped."""
+    parts = _TIME.fullmatch(text)
+    if parts is None:
+        return None
+    try:
+        days = datetime.strptime(parts["day"], "%Y-%m-%d").toordinal() - _DAY_0
+    except ValueError:
+        return None
+    hours, minutes = map(int, (parts["clock"] or "00:00").split(":"))
+    seconds, shift = int(parts["seconds"] or 0), 0
+    if parts["sign"]:
+        shift = int(parts["hours"]) * 60 + int(parts["minutes"])
+        if int(parts["minutes"]) > 59 or shift > 18 * 60:
+            return None
+    if hours > 23 or minutes > 59 or seconds > 59:
+        return None
+    minute = (days * 24 + hours) * 60 + minutes + (shift if parts["sign"] == "-" else -shift)
+    return (minute * 60 + seconds) * 1000 + int((parts["fraction"] or "")[:3].ljust(3, "0"))
+
+
+_DAY_0 = datetime(1970, 1, 1).toordinal()
+_DAYS_MAX = datetime(YEAR_MAX, 12, 31).toordinal() + 1 - _DAY_0
 
 
 def _parse(text: str) -> Any:

@@ -5,7 +5,7 @@ columns of many at once. A record that either refuses, or accepts by wider rules
 converters, field by field from its JSON text. Only they define the result for a record that is not plain.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ class Decoder:
 
     def _columns(self, batch: Any) -> Any:
         values = batch.column("value")
-        events, unsure = self._parse(values)
+        events, unsure = read_structs(values, self._decode, self._nothing)
         columns = []
         for attribute, field, plain in zip(self._attributes, self._fields, self._plain, strict=True):
             column = plain(list(map(attribute, events)))
@@ -70,27 +70,6 @@ class Decoder:
         arrays += [batch.column(name) for name in self._kept]
         names = [field.name for field in self._fields] + [CORRUPT_RECORD, CORRUPT_REASON, *self._kept]
         return pa.RecordBatch.from_arrays(arrays, names=names)
-
-    def _parse(self, values: Any) -> tuple[list[Any], set[int]]:
-        """Return the records as structs and the rows that msgspec refused; their structs are empty."""
-        texts = iter(_texts(values))
-        longest = pc.max(pc.binary_length(values)).as_py() or 0
-        decode = self._decode if longest < DEEP_CHARACTERS_MIN else self._decode_if_shallow
-        events: list[Any] = []
-        unsure: set[int] = set()
-        while True:
-            try:
-                # Records before a refused one stay in the list; the loop continues after it.
-                events.extend(map(decode, texts))
-                return events, unsure
-            except msgspec.DecodeError:
-                unsure.add(len(events))
-                events.append(self._nothing)
-
-    def _decode_if_shallow(self, text: str) -> Any:
-        if len(text) >= DEEP_CHARACTERS_MIN and is_too_deep(text):
-            raise msgspec.DecodeError
-        return self._decode(text)
 
     def _settle(self, values: Any, columns: list[Any], rows: list[int]) -> list[Any]:
         """Return the fields' arrays, corrupt texts and reasons, with the converters' results in `rows`."""
@@ -109,6 +88,27 @@ class Decoder:
         for texts in ([record.corrupt for record in read], [record.reason for record in read]):
             arrays.append(pc.replace_with_mask(nulls, chosen, pa.array(texts, pa.string())))
         return arrays
+
+
+def read_structs(values: Any, decode: Callable[[str], Any], nothing: Any) -> tuple[list[Any], set[int]]:
+    """Return the records as structs, and the rows that `decode` refused, whose structs are `nothing`.
+
+    `decode` is that of a msgspec decoder. A record that is nested too deep is refused, as is one without UTF-8 text.
+    """
+    texts = iter(_texts(values))
+    longest = pc.max(pc.binary_length(values)).as_py() or 0
+    if longest >= DEEP_CHARACTERS_MIN:
+        texts = ("" if len(text) >= DEEP_CHARACTERS_MIN and is_too_deep(text) else text for text in texts)
+    structs: list[Any] = []
+    refused: set[int] = set()
+    while True:
+        try:
+            # Records before a refused one stay in the list; the loop continues after it.
+            structs.extend(map(decode, texts))
+            return structs, refused
+        except msgspec.DecodeError:
+            refused.add(len(structs))
+            structs.append(nothing)
 
 
 class ReadRecord(NamedTuple):
