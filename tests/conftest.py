@@ -3,6 +3,7 @@
 import io
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from onceflow.testing import BrokerProcess
 from tests import campaigns, process_logs, remedies
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
     from pyspark.sql import SparkSession
 
 
@@ -305,3 +307,44 @@ def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
     yield session
     session.stop()
+
+
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """One chromium for all tests."""
+    from playwright.sync_api import expect, sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on PATH")
+    expect.set_options(timeout=WITHIN_S * 1_000)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=chromium, args=CHROMIUM_ARGUMENTS, timeout=WITHIN_S * 1_000
+        )
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: "Browser") -> Iterator["Page"]:
+    """A fresh tab; the test fails if a script fails or the content security policy blocks anything."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-GB")
+    tab = context.new_page()
+    errors: list[str] = []
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if "Security Policy" in message.text else None)
+    yield tab
+    context.close()
+    assert errors == []

@@ -23,6 +23,7 @@ ARGUMENTS: dict[str, Sequence[str]] = {
     "produce": ("visits", *BROKER),
     "generate": ("--count", "1", *BROKER),
     "replay": ("{file}", "--topic", "visits", "--const", "click_count=1", *BROKER),
+    "serve": (*BROKER, "--host", "192.0.2.1", "--keys", "{keys}"),
     "run": (*BROKER, *REDIS),
     "verify": (*BROKER, *REDIS),
     "clicks": REDIS,
@@ -80,7 +81,9 @@ def run_with(extras: Sequence[str], words: Sequence[str]) -> subprocess.Complete
 def test_commands_name_the_smallest_extras(command: str, onceflow_broker: Broker, tmp_path: Path) -> None:
     file = tmp_path / "clicks.csv"
     file.write_text("uid,event_time,os_type\nann,1700000000000,iOS\n")
-    values = {"file": file, "bootstrap": onceflow_broker.bootstrap_servers}
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.web]\nkey = "k"\n')
+    values = {"file": file, "keys": keys, "bootstrap": onceflow_broker.bootstrap_servers}
     words = [command, *(word.format(**values) for word in ARGUMENTS[command])]
     extras = EXTRAS[command].split(",")
 

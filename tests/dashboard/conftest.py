@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 import pytest
 import redis
 import uvicorn
-from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from onceflow.clicks.results import Keys
 from onceflow.dashboard.app import create_app
@@ -21,16 +19,6 @@ from onceflow.dashboard.server import PageServer
 from onceflow.dashboard.sources import Addresses
 from onceflow.http_server import listen, url
 from tests.conftest import WITHIN_S, RedisProcess
-
-CHROMIUM_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 UNREACHABLE = "127.0.0.1:1"
 """An address without a listener, which refuses connections at once."""
@@ -149,34 +137,6 @@ def still_page(redis_server: RedisProcess) -> Iterator[str]:
     """The address of one page server for all tests that do not read numbers."""
     with running_page(Addresses(redis_server.url, "still", bootstrap=UNREACHABLE)) as running:
         yield running.url
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """One chromium for all tests."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on PATH")
-    expect.set_options(timeout=WITHIN_S * 1_000)
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(
-            executable_path=chromium, args=CHROMIUM_ARGUMENTS, timeout=WITHIN_S * 1_000
-        )
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A fresh tab; the test fails if a script fails or the content security policy blocks anything."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-GB")
-    tab = context.new_page()
-    errors: list[str] = []
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("console", lambda message: errors.append(message.text) if "Security Policy" in message.text else None)
-    yield tab
-    context.close()
-    assert errors == []
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = WITHIN_S) -> None:

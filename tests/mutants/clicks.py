@@ -6,6 +6,7 @@ _EVENTS = "clicks/test_events.py::"
 _COLUMNS = "clicks/test_columns.py::"
 _COUNTING = "clicks/test_counting.py::"
 _VERIFY = "clicks/test_verify.py::"
+_INGEST = "clicks/ingest/"
 
 MUTANTS = (
     Mutant(
@@ -86,5 +87,53 @@ MUTANTS = (
         "                        return counts",
         "                    return counts",
         _VERIFY + "test_batch_written_while_redis_is_read",
+    ),
+    Mutant(
+        "clicks/ingest/appender.py",
+        "Unwritten.TOO_LARGE if too_large else Unwritten.NOT_ACKNOWLEDGED",
+        "Unwritten.TOO_LARGE if too_large else None",
+        _INGEST + "test_endpoint.py::test_events_without_acknowledgement",
+    ),
+    Mutant(
+        "clicks/ingest/body.py",
+        "self._inflate.decompress(chunk, self._bytes_max + 1 - len(self._content))",
+        "self._inflate.decompress(chunk)",
+        _INGEST + "test_body.py::test_a_bomb_is_not_expanded",
+    ),
+    Mutant(
+        "clicks/ingest/access.py",
+        "            return not self.origins\n",
+        "            return True\n",
+        _INGEST + "test_access.py::test_origins",
+    ),
+    Mutant(
+        "clicks/ingest/limits.py",
+        "        return min(burst, left + (self._clock_s() - at_s) * self._per_second)",
+        "        return left + (self._clock_s() - at_s) * self._per_second",
+        _INGEST + "test_limits.py::test_burst_then_steady_rate",
+    ),
+    Mutant(
+        "clicks/ingest/visits.py",
+        "        if day != self._day:",
+        "        if self._day < 0:",
+        _INGEST + "test_visits.py::test_address_hash_changes_every_day",
+    ),
+    Mutant(
+        "clicks/ingest/endpoint.py",
+        "            memory.give_back()\n",
+        "            pass\n",
+        _INGEST + "test_endpoint.py::test_refused_bodies",
+    ),
+    Mutant(
+        "clicks/ingest/endpoint.py",
+        "        if wait_s > 0:",
+        "        if False:",
+        _INGEST + "test_endpoint.py::test_rate_limits",
+    ),
+    Mutant(
+        "clicks/ingest/server.py",
+        "                self._timer = self.loop.call_later(head_seconds, self.transport.abort)",
+        "                pass",
+        _INGEST + "test_endpoint.py::test_slow_heads_are_closed",
     ),
 )
