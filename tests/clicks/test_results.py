@@ -126,6 +126,38 @@ def test_clicks_for_people_and_programs(redis_server: RedisProcess, hash_key: st
     assert json.loads(run("clicks", "mallory", "--json", *where).stdout) == {"uid": "mallory", "clicks": None}
 
 
+def test_clicks_now_include_the_log(bootstrap: str, topic: str, redis_server: RedisProcess, hash_key: str) -> None:
+    write(bootstrap, topic, GOOD_AND_BAD)
+    count(redis_server.url, hash_key, topic, GOOD_AND_BAD)
+    write(bootstrap, topic, {0: [b'{"uid":"ada","click_count":9}', b'{"uid":"new","click_count":1}']})
+    where = ["--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", bootstrap]
+    printed = run("clicks", "--now", *where).stdout.splitlines()
+    assert printed[0] == "11 events · 21 clicks · 4 users · 4 bad · now, 2 events not counted yet"
+    assert [line.split() for line in printed[-4:]] == [["ada", "12"], ["bob", "8"], ["new", "1"], ["eve", "0"]]
+    document = json.loads(run("clicks", "--now", "--json", *where).stdout)
+    assert (document["clicks"], document["now"]["live"], document["now"]["not_counted"]) == (21, True, 2)
+    assert run("clicks", "--now", "ada", *where).stdout == "12\n"
+    assert run("clicks", "ada", *where).stdout == "3\n"
+    assert json.loads(run("clicks", "--now", "bob", "--json", *where).stdout) == {
+        "uid": "bob",
+        "clicks": 8,
+        "live": True,
+    }
+
+
+def test_clicks_now_without_a_broker(redis_server: RedisProcess, hash_key: str) -> None:
+    count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
+    where = ["--redis", redis_server.url, "--hash-key", hash_key, "--bootstrap", "127.0.0.1:1"]
+    done = run("clicks", "--now", *where)
+    assert done.stderr.startswith("onceflow: only counted numbers: no Kafka broker responds at 127.0.0.1:1")
+    assert done.stdout.splitlines()[0] == "9 events · 11 clicks · 3 users · 4 bad · micro-batch 1"
+    now = json.loads(run("clicks", "--now", "--json", *where).stdout)["now"]
+    assert (now["live"], now["as_of_ms"]) == (False, None)
+    assert json.loads(run("clicks", "--now", "ada", "--json", *where).stdout)["live"] is False
+    with pytest.raises(NothingCounted):
+        raise run("clicks", "--now", *where[:2], "--hash-key", "none", *where[4:]).exception or AssertionError
+
+
 @pytest.mark.parametrize("words", [["clicks"], ["clicks", "--json"], ["clicks", "--export", "csv"], ["dead"]])
 def test_missing_counts_are_a_failure(redis_server: RedisProcess, words: list[str]) -> None:
     done = run(*words, "--redis", redis_server.url, "--hash-key", "none")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -130,10 +131,62 @@ def test_one_user(serve_page: ServePage, counted: Counted) -> None:
     uid = "a/b?c&<script>é"
     counted.micro_batch({(uid, "iOS"): 2**53})
     base = serve_page(counted.addresses()).url
-    assert get_json(base, f"/api/user?uid={quote(uid, safe='')}") == {"uid": uid, "clicks": str(2**53)}
-    assert get_json(base, "/api/user?uid=nobody") == {"uid": "nobody", "clicks": None}
+    assert get_json(base, f"/api/user?uid={quote(uid, safe='')}") == {
+        "uid": uid,
+        "clicks": str(2**53),
+        "live": False,
+    }
+    assert get_json(base, "/api/user?uid=nobody") == {"uid": "nobody", "clicks": None, "live": False}
     assert get(base, "/api/user")[0] == 400
     assert get(base, "/api/user?uid=" + "x" * 1_025)[0] == 400
+
+
+def test_live_numbers_include_the_log(serve_page: ServePage, counted: Counted, bootstrap: str) -> None:
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(counted.topic, 1)
+    with EventWriter(bootstrap, counted.topic) as writer:
+        for clicks in (1, 5, 3):
+            writer.write(None, json.dumps({"uid": "ann", "click_count": clicks, "os_type": "iOS"}).encode())
+        writer.write(None, b"nonsense")
+    counted.micro_batch({("ann", "iOS"): 1})
+    base = serve_page(counted.addresses(bootstrap)).url
+    snapshot = get_json(base, "/api/snapshot")
+    assert (snapshot["now"]["live"], snapshot["now"]["not_counted"], snapshot["now"]["reason"]) == (True, 3, None)
+    assert 0 <= snapshot["taken_ms"] - snapshot["now"]["as_of_ms"] < WITHIN_S * 1_000
+    assert snapshot["totals"] == {"events": 4, "clicks": 9, "bad": 1, "users": 1}
+    assert snapshot["top"] == [{"uid": "ann", "clicks": 9}]
+    assert snapshot["os"] == [{"name": "iOS", "clicks": 9}]
+    assert snapshot["bad"] == [{"reason": "not-json", "events": 1}]
+    assert get_json(base, "/api/user?uid=ann") == {"uid": "ann", "clicks": 9, "live": True}
+    counted.micro_batch({("ann", "iOS"): 8}, bad={"not-json": 1}, events=3)
+    wait_until(lambda: get_json(base, "/api/snapshot")["now"]["not_counted"] == 0, "the next base")
+    assert get_json(base, "/api/snapshot")["totals"] == {"events": 4, "clicks": 9, "bad": 1, "users": 1}
+
+
+def test_counted_numbers_without_a_broker(serve_page: ServePage, counted: Counted) -> None:
+    counted.micro_batch({("ann", "iOS"): 1})
+    now = get_json(serve_page(counted.addresses()).url, "/api/snapshot")["now"]
+    assert (now["live"], now["as_of_ms"], now["not_counted"]) == (False, None, 0)
+    assert UNREACHABLE in now["reason"]
+
+
+def test_live_counts_end_after_their_last_use(
+    serve_page: ServePage, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "LINGER_S", 0.2)
+    counted.micro_batch({("ann", "iOS"): 1})
+    page = serve_page(counted.addresses())
+
+    def threads() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name == "live counts"}
+
+    with events(page.url) as opened:
+        next(opened)
+        time.sleep(0.5)
+        assert threads()
+    wait_until(lambda: not threads(), "the end of the live counts")
+    assert get_json(page.url, "/api/user?uid=ann")["clicks"] == 1
+    assert threads()
 
 
 @pytest.mark.remedy(Remedy.OTHER_COUNTS)

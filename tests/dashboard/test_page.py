@@ -75,6 +75,37 @@ def test_an_update_arrives_without_a_reload(serve_page: ServePage, counted: Coun
     assert page.evaluate("window.sameDocument === document.querySelector('#top tr')")
 
 
+def test_live_numbers_and_their_age(serve_page: ServePage, counted: Counted, page: Page, tmp_path: Path) -> None:
+    """Events are shown without a micro-batch; while the broker is away, the numbers stay and become older."""
+    with BrokerProcess(tmp_path / "broker") as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            cluster.create_topic(counted.topic, 1)
+        counted.micro_batch({("ann", "iOS"): 1}, offsets={0: 0})
+        page.goto(serve_page(counted.addresses(broker.bootstrap)).url)
+        moment = page.locator("#moment")
+        expect(moment).to_have_attribute("data-state", "now")
+        expect(moment).to_contain_text("all are in a micro-batch")
+        with EventWriter(broker.bootstrap, counted.topic) as writer:
+            for _ in range(2):
+                writer.write(None, b'{"uid":"ann","click_count":20}')
+        expect(page.locator("#clicks")).to_have_text("41")
+        expect(moment).to_contain_text("2 are not in a micro-batch yet")
+        expect(page.locator("#moment-title")).to_contain_text("Now, ")
+        broker.kill()
+        expect(moment).to_have_attribute("data-state", "old")
+        expect(page.locator("#moment-title")).to_contain_text("As of ")
+        assert text_of(page, "#clicks") == "41"
+        broker.start()
+        expect(moment).to_have_attribute("data-state", "now")
+
+
+def test_counted_numbers_are_labelled(serve_page: ServePage, counted: Counted, page: Page) -> None:
+    counted.micro_batch({("ann", "iOS"): 1})
+    page.goto(serve_page(counted.addresses()).url)
+    expect(page.locator("#moment")).to_have_attribute("data-state", "counted")
+    assert text_of(page, "#moment") == "Counted up to micro-batch 0. Later events are not included."
+
+
 def test_page_before_the_first_count(serve_page: ServePage, counted: Counted, page: Page, bootstrap: str) -> None:
     page.goto(serve_page(counted.addresses(bootstrap)).url)
     body_is(page, "view", "start")

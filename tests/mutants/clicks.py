@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 _EVENTS = "clicks/test_events.py::"
 _COLUMNS = "clicks/test_columns.py::"
 _COUNTING = "clicks/test_counting.py::"
+_NOW = "clicks/test_now.py::"
 _VERIFY = "clicks/test_verify.py::"
 _INGEST = "clicks/ingest/"
 
@@ -135,5 +136,29 @@ MUTANTS = (
         "                self._timer = self.loop.call_later(head_seconds, self.transport.abort)",
         "                pass",
         _INGEST + "test_endpoint.py::test_slow_heads_are_closed",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "            low |= {int(partition): begin for partition, (begin, _) in ranges.items()}",
+        "            pass",
+        _NOW + "test_sums_in_any_order",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        return is_ahead and all(ends.get(partition, -1) >= offset for partition, offset in at.high.items())",
+        "        return is_ahead",
+        _NOW + "test_quiet_log_is_followed_completely",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        if self.pending.missing(begins) != missing or (is_skipping",
+        "        if self.pending.missing(begins).keys() != missing.keys() or (is_skipping",
+        _NOW + "test_sums_in_any_order",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "            if partition in pieces:",
+        "            if partition in pieces and not kept:",
+        _NOW + "test_sums_in_any_order",
     ),
 )

@@ -18,7 +18,7 @@ quickly. Only functions that take a `Cluster` read the log.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,12 @@ class MarkerView:
     """Accepted data loss, oldest first."""
     fields: Mapping[str, str]
     """All fields in Redis, to detect changes of the marker."""
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """Ids of the topics that were counted, as far as the broker reports them."""
+        ids: dict[str, str] = json.loads(self.fields.get("topic_ids", "{}"))
+        return ids
 
     @property
     def counted_fields(self) -> tuple[str, str | None] | None:
@@ -262,6 +268,16 @@ class Results:
         """Return one user's sum, or None for a user without events."""
         value = self._ask(self._redis.hget, self.hash_key, uid)
         return None if value is None else int(value)
+
+    def clicks_of_users(self, uids: Sequence[str]) -> tuple[MarkerView | None, dict[str, int | None]]:
+        """Return the sums of these users, None for one without events, and the marker at the same instant."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hgetall(self.keys.marker)
+        if uids:
+            pipe.hmget(self.hash_key, uids)
+        marker, *sums = self._ask(pipe.execute)
+        values = [None if value is None else int(value) for value in (sums[0] if sums else ())]
+        return parse_marker(_texts(marker)), dict(zip(uids, values, strict=True))
 
     def users(self) -> tuple[MarkerView, dict[str, int]]:
         """Return every user's sum as of one complete micro-batch, and that batch's marker; all of it is in memory.

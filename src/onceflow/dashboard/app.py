@@ -123,10 +123,11 @@ async def _user(feed: Feed, uid: str) -> Response:
     if not 0 < len(uid.encode()) <= UID_BYTES_MAX:
         return JSONResponse({"error": f"uid must have 1 to {UID_BYTES_MAX:,} bytes"}, 400)
     try:
-        clicks = await feed.clicks_of(uid)
+        user = await feed.clicks_of(uid)
     except OnceflowError as error:
         return JSONResponse({"error": str(error)}, 503)
-    return JSONResponse({"uid": uid, "clicks": None if clicks is None else exact(clicks)})
+    clicks = None if user.clicks is None else exact(user.clicks)
+    return JSONResponse({"uid": uid, "clicks": clicks, "live": user.is_live})
 
 
 def local_names(host: str) -> list[str]:

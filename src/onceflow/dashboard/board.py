@@ -4,6 +4,8 @@
     topic, bootstrap, redis, hash_key   sources of the numbers (no password)
     services          {"redis" | "broker": {"state": "unknown" | "up" | "down", "since_ms", "error", "other_job"}}
     counted           whether anything was counted under the hash key
+    now               {"live", "as_of_ms", "not_counted", "reason"}: whether totals, top, os and bad include all events
+                      acknowledged until then (`onceflow.clicks.live`), or why they are only the counted ones
     totals            {"events", "clicks", "bad", "users"}
     top               [{"uid", "clicks"}], the ten largest
     os                [{"name", "clicks"}], the eight largest and the sum of the others
@@ -20,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from onceflow.clicks.live import NOT_LIVE, View
 from onceflow.clicks.results import HISTORY_LENGTH, HistoryEntry, OtherJob, Snapshot
 from onceflow.dashboard.rates import Rates, rates, usual_gap_ms
 from onceflow.dashboard.sources import Addresses, Backlog
@@ -83,9 +86,10 @@ class Board:
         """Reset the states before polling starts again, and keep the counts."""
         self.redis, self.broker, self.backlog = Health(), Health(), None
 
-    def document(self, now_ms: int) -> Document:
+    def document(self, now_ms: int, view: View = NOT_LIVE) -> Document:
         """Return the document described above."""
         counts, where = self.counts, self.addresses
+        shown = view.snapshot or counts
         topics = sorted(counts.marker.offsets) if counts and counts.marker else []
         return {
             "taken_ms": now_ms,
@@ -95,10 +99,11 @@ class Board:
             "hash_key": where.hash_key,
             "services": {"redis": asdict(self.redis), "broker": asdict(self.broker)},
             "counted": counts is not None and (counts.marker is not None or counts.users > 0 or counts.events > 0),
-            "totals": _totals(counts),
-            "top": [{"uid": uid, "clicks": exact(clicks)} for uid, clicks in counts.top] if counts else [],
-            "os": [{"name": name, "clicks": n} for name, n in largest(counts.by_os if counts else {})],
-            "bad": [{"reason": name, "events": n} for name, n in largest(counts.bad_by_reason if counts else {})],
+            "now": view.as_json(),
+            "totals": _totals(shown),
+            "top": [{"uid": uid, "clicks": exact(clicks)} for uid, clicks in shown.top] if shown else [],
+            "os": [{"name": name, "clicks": n} for name, n in largest(shown.by_os if shown else {})],
+            "bad": [{"reason": name, "events": n} for name, n in largest(shown.bad_by_reason if shown else {})],
             "batch": _batch(counts),
             "rate": asdict(_rates(counts.history if counts else [], now_ms)),
             "lag": self._lag(now_ms),

@@ -1,7 +1,8 @@
 """One poller for all open pages; it runs only while a page is open.
 
 Redis and the broker are each polled once a second in their own thread, so that a hanging broker does not delay the
-counts. A page waits for a version newer than its own; a slow page skips versions instead of queueing them.
+counts. The live counts are read by threads of their own, which run for a while after the last page or request. A page
+waits for a version newer than its own; a slow page skips versions instead of queueing them.
 """
 
 import asyncio
@@ -11,11 +12,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from onceflow.clicks.live import NOT_LIVE, Live, UserView
 from onceflow.dashboard.board import Board, Document
 from onceflow.dashboard.sources import Addresses, CountsSource, LogSource
 from onceflow.errors import OnceflowError
 
 POLL_S = 1.0
+LIVE_S = 0.25
+"""Minimum time between two events of a page with live counts."""
+LINGER_S = 30.0
+"""Time for which live counts are read after the last page or request, so that the next one finds them."""
+START_S = 2.0
+"""Maximum wait of a response for the first live counts without progress."""
 ALIVE_S = 5.0
 """Maximum time between two events of a page, which then gets a keep-alive."""
 PAGES_MAX = 200
@@ -33,7 +41,9 @@ class Feed:
         self._poll_s = poll_s
         self._alive_s = alive_s
         # One thread per source keeps its calls in order; a third one reads single users.
-        self._threads = {name: ThreadPoolExecutor(1, name) for name in ("counts", "log", "user")}
+        self._threads = {name: ThreadPoolExecutor(1, name) for name in ("counts", "log", "live", "user")}
+        self._live: Live | None = None
+        self._live_end: asyncio.TimerHandle | None = None
         self._pollers: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._version = 0
@@ -77,11 +87,13 @@ class Feed:
             async for document in documents:
                 if document is None or _both_known(document):
                     break
+        await self._started_live()
         return self._document()
 
-    async def clicks_of(self, uid: str) -> int | None:
+    async def clicks_of(self, uid: str) -> UserView:
         """Return one user's clicks."""
-        return await self._in_thread("user", self._counts.clicks_of, uid)
+        live = await self._started_live()
+        return await self._in_thread("user", self._counts.clicks_of, uid, live)
 
     def end(self) -> None:
         """Stop all listeners and the pollers for good."""
@@ -92,10 +104,42 @@ class Feed:
     async def close(self) -> None:
         """Stop everything, wait for running calls, and close the connections."""
         self.end()
+        await asyncio.to_thread(self._end_live)
         for threads in self._threads.values():
             await asyncio.to_thread(threads.shutdown)
         self._counts.close()
         self._log.close()
+
+    # The live counts
+
+    def _use_live(self) -> Live | None:
+        """Return the live counts, started if necessary; they end `LINGER_S` after their last use."""
+        if self._closed:
+            return None
+        if self._live is None:
+            self._live = self._counts.new_live()
+            self._live.start()
+        if self._live_end is not None:
+            self._live_end.cancel()
+        self._live_end = asyncio.get_running_loop().call_later(LINGER_S, self._live_unused)
+        return self._live
+
+    async def _started_live(self) -> Live | None:
+        live = self._use_live()
+        if live is not None and live.is_starting:
+            await self._in_thread("user", live.wait_until_live, START_S)
+        return live
+
+    def _live_unused(self) -> None:
+        if self._pollers:
+            self._use_live()
+        else:
+            self._threads["live"].submit(self._end_live)
+
+    def _end_live(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.close()
 
     # The poller
 
@@ -104,7 +148,9 @@ class Feed:
             return
         self._board.reset_health()
         self._version = 0
+        self._use_live()
         self._pollers = [asyncio.create_task(self._poll(ask)) for ask in (self._ask_counts, self._ask_log)]
+        self._pollers.append(asyncio.create_task(self._poll_live()))
         for poller in self._pollers:
             # A poller that failed must not leave its listeners waiting.
             poller.add_done_callback(lambda _: self._wake())
@@ -123,6 +169,15 @@ class Feed:
             await ask()
             self._publish()
             await asyncio.sleep(max(0.0, started + self._poll_s - time.monotonic()))
+
+    async def _poll_live(self) -> None:
+        seen = 0
+        while True:
+            live = self._use_live()
+            if live is not None:
+                seen = await self._in_thread("live", live.wait, seen, self._poll_s)
+            self._publish()
+            await asyncio.sleep(LIVE_S)
 
     async def _ask_counts(self) -> None:
         try:
@@ -150,7 +205,7 @@ class Feed:
     # Versions
 
     def _document(self) -> Document:
-        return self._board.document(_now_ms())
+        return self._board.document(_now_ms(), NOT_LIVE if self._live is None else self._live.view())
 
     def _publish(self) -> None:
         """Publish a new version if anything except the time changed."""
@@ -180,8 +235,11 @@ class Feed:
 
 
 def _timeless(document: Document) -> Document:
-    lag = document["lag"]
-    return {**document, "taken_ms": None, "lag": lag and {**lag, "seconds": None}}
+    lag, now = document["lag"], document["now"]
+    # The age of live counts is shown in seconds.
+    as_of_s = now["as_of_ms"] and now["as_of_ms"] // 1_000
+    lag = lag and {**lag, "seconds": None}
+    return {**document, "taken_ms": None, "lag": lag, "now": {**now, "as_of_ms": as_of_s}}
 
 
 def _both_known(document: Document) -> bool:

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 
 from onceflow.clicks import results
+from onceflow.clicks.live import Live, UserView
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
@@ -66,14 +67,20 @@ class CountsSource:
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise self._not_ours(error) from error
 
-    def clicks_of(self, uid: str) -> int | None:
-        """Return one user's clicks; None for a user without events."""
+    def clicks_of(self, uid: str, live: Live | None) -> UserView:
+        """Return one user's clicks."""
         try:
-            return self._results.clicks_of(uid)
+            return UserView(self._results.clicks_of(uid), is_live=False) if live is None else live.clicks_of(uid)
         except OnceflowError as error:
             raise type(error)(self._shown(error)) from error
         except ValueError as error:
             raise self._not_ours(error) from error
+
+    def new_live(self) -> Live:
+        """Return live counts of the same addresses, which are not started."""
+        where = self._addresses
+        reading = results.Results(where.redis_url, where.hash_key)
+        return Live(reading, where.bootstrap, where.topic, security=where.security, top=TOP_USERS)
 
     def refuse_other_job(self) -> None:
         """Raise OtherJob if another job's counts are under the hash key; an unreachable Redis may come back."""

@@ -1,6 +1,7 @@
 """`onceflow clicks` and `onceflow dead`: the counts, and the events that could not be counted."""
 
 import base64
+import contextlib
 import csv
 import json
 import sys
@@ -11,14 +12,19 @@ import click
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.record_layout import to_layout
-from onceflow.cli.security import open_cluster
+from onceflow.cli.security import open_cluster, security
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from onceflow.cli.record_layout import Layout
+    from onceflow.clicks.live import Live
     from onceflow.clicks.results import DeadPointer, Results, Snapshot
     from onceflow.wire.batch import Record
 
 TEXT_CHARACTERS_MAX = 200
+LIVE_IDLE_S = 3.0
+"""Maximum time without progress before --now prints counted numbers only."""
 
 
 @click.command()
@@ -30,32 +36,50 @@ TEXT_CHARACTERS_MAX = 200
     type=click.Choice(["csv", "jsonl"]),
     help="Print all users instead, most clicks first, as of one complete micro-batch.",
 )
+@click.option(
+    "--now",
+    "is_live",
+    is_flag=True,
+    help="Include all acknowledged events that are not counted yet, which are read from the log.",
+)
 @json_option
 @redis_options
+@bootstrap_option
+@click.option("--topic", default="user_events", show_default=True, help="Topic for --now until something is counted.")
 def clicks(
     uid: str | None,
     top: int,
     layout: str | None,
+    is_live: bool,
     as_json: bool,
     redis_url: str,
     hash_key: str,
+    bootstrap: str,
+    topic: str,
 ) -> None:
     """Show the counted clicks: totals and top users, one user, or an export of all users.
 
-    Reads only Redis. The exit code is 1 if nothing is counted there, or nothing of that user.
+    Reads only Redis, unless with --now. The exit code is 1 if nothing is counted there, or nothing of that user.
 
     \b
     Examples:
       onceflow clicks
+      onceflow clicks --now
       onceflow clicks 068b746ed4620d25e26055a9f804385f --json
       onceflow clicks --export csv > clicks.csv
     """
     from onceflow.clicks.results import Results
 
     if layout is not None:
-        refuse_together(["uid", "top", "as_json"], "--export prints all users; leave UID, --top and --json out")
+        refuse_together(
+            ["uid", "top", "as_json", "is_live"], "--export prints all users; leave UID, --top, --now and --json out"
+        )
     if uid is not None:
         refuse_together(["top"], "--top lists users and UID selects one; choose one")
+    if is_live:
+        with _open_live(redis_url, hash_key, bootstrap, topic, top) as live, stdout_may_close():
+            _print_live(live, uid, redis_url, hash_key, as_json=as_json)
+        return
     with Results(redis_url, hash_key) as results, stdout_may_close():
         if layout is not None:
             _export(results, layout)
@@ -68,13 +92,52 @@ def clicks(
             click.echo(shown)
             return
         count = results.clicks_of(uid)
+    _print_user({"uid": uid, "clicks": count}, hash_key, as_json=as_json)
+
+
+def _print_user(document: dict[str, Any], hash_key: str, *, as_json: bool) -> None:
+    """Print one user's clicks; exit with 1 if there are none."""
     if as_json:
-        click.echo(json.dumps({"uid": uid, "clicks": count}, ensure_ascii=False))
-    elif count is not None:
-        click.echo(str(count))
-    if count is None:
-        click.echo(f"onceflow: {uid} has no counted event in {hash_key}", err=True)
+        click.echo(json.dumps(document, ensure_ascii=False))
+    elif document["clicks"] is not None:
+        click.echo(str(document["clicks"]))
+    if document["clicks"] is None:
+        click.echo(f"onceflow: {document['uid']} has no counted event in {hash_key}", err=True)
         click.get_current_context().exit(1)
+
+
+@contextlib.contextmanager
+def _open_live(redis_url: str, hash_key: str, bootstrap: str, topic: str, top: int) -> "Iterator[Live]":
+    """Read until the counts are live, or until they evidently cannot be; print why to standard error."""
+    from onceflow.clicks.live import Live
+    from onceflow.clicks.results import Results
+
+    live = Live(Results(redis_url, hash_key), bootstrap, topic, security=security(), top=top)
+    live.start()
+    try:
+        version, view = -1, live.view()
+        while live.is_starting and version != live.version:
+            version, view = live.version, live.wait_until_live(LIVE_IDLE_S)
+        if view.snapshot is None:
+            click.echo(f"onceflow: only counted numbers: {view.reason}", err=True)
+        yield live
+    finally:
+        live.close()
+
+
+def _print_live(live: "Live", uid: str | None, redis_url: str, hash_key: str, *, as_json: bool) -> None:
+    if uid is not None:
+        user = live.clicks_of(uid)
+        _print_user({"uid": uid, "clicks": user.clicks, "live": user.is_live}, hash_key, as_json=as_json)
+        return
+    view = live.view()
+    snapshot = view.snapshot or live.counted()
+    if as_json:
+        click.echo(json.dumps(snapshot.as_json() | {"now": view.as_json()}, ensure_ascii=False))
+    elif view.snapshot is None:
+        click.echo(totals(snapshot, redis_url))
+    else:
+        click.echo(_numbers(snapshot, f"now, {counted(view.not_counted, 'event')} not counted yet"))
 
 
 def _export(results: "Results", layout: str) -> None:
@@ -103,9 +166,13 @@ def totals(snapshot: "Snapshot", redis_url: str) -> str:
 
         reason = by_another_job(snapshot.hash_key, snapshot.marker)
         return f"{counted(snapshot.users, 'field')} in {snapshot.hash_key}, but {reason}; the job defines their meaning"
+    return _numbers(snapshot, f"micro-batch {snapshot.batch}{'' if snapshot.marker.complete else ' (being written)'}")
+
+
+def _numbers(snapshot: "Snapshot", moment: str) -> str:
+    """Return the numbers and their moment as text."""
     counts = {"events": snapshot.events, "clicks": snapshot.clicks, "users": snapshot.users, "bad": snapshot.bad}
-    batch = f"micro-batch {snapshot.batch}{'' if snapshot.marker.complete else ' (being written)'}"
-    lines = [" · ".join([*(f"{count:,} {name}" for name, count in counts.items()), batch])]
+    lines = [" · ".join([*(f"{count:,} {name}" for name, count in counts.items()), moment])]
     for title, counts in (("os", snapshot.by_os), ("bad", snapshot.bad_by_reason)):
         if counts:
             lines.append(f"{title:<4} " + " · ".join(f"{name} {count:,}" for name, count in list(counts.items())[:20]))

@@ -6,6 +6,7 @@ import { RateChart } from "./chart.js";
 import { age, capitalized, clock, count, duration, percent, plural, rate, visible } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
+const OLD_MS = 3_000; // Live numbers are usually less than 1 s old.
 const chart = new RateChart($("chart"), $("readout"));
 const state = { snapshot: null, receivedAt: 0, connected: null, lostAt: 0, user: null };
 
@@ -112,6 +113,21 @@ function showAges() {
     put($("lag"), lag.oldest_ms === null ? "–" : duration(Math.max(0, now_ms() - lag.oldest_ms)));
     put($("lag-note"), `${plural(lag.messages, "message", "messages")} not counted yet`);
   }
+}
+
+/** Which events the numbers include, and how old that is. */
+function showMoment() {
+  const { now, batch, services } = state.snapshot;
+  const old_ms = now.live ? Math.max(0, now_ms() - now.as_of_ms) : 0;
+  const fresh = now.live && old_ms < OLD_MS && state.connected !== false;
+  const waiting = now.not_counted > 0 ? `${plural(now.not_counted, "is", "are")} not in a micro-batch yet.` : "all are in a micro-batch.";
+  // Banners already explain a service that is down.
+  const explained = state.connected === false || services.redis.state === "down" || services.broker.state === "down";
+  const why = now.reason && !explained ? capitalized(now.reason) : "";
+  const counted = batch ? `Counted up to micro-batch ${count(batch.number)}.` : "Counted events only.";
+  $("moment").dataset.state = fresh ? "now" : now.live ? "old" : "counted";
+  put($("moment-title"), fresh ? `Now, ${duration(old_ms)} old.` : now.live ? `As of ${age(old_ms)} ago.` : counted);
+  put($("moment-note"), now.live ? `Every event acknowledged until then; ${waiting} ${why}` : `Later events are not included. ${why}`);
 }
 
 /** All problems, worst first, as [kind, problem, explanation]. */
@@ -246,7 +262,7 @@ function show(snapshot) {
 
 function tick() {
   if (!state.snapshot) return;
-  if (state.snapshot.counted) showAges();
+  if (state.snapshot.counted) { showAges(); showMoment(); }
   showProblems();
   showPulse();
 }

@@ -1,0 +1,406 @@
+"""The sums as of now: what Redis has counted, and the sums of the log's records beyond it. No I/O: `live` feeds it.
+
+`Now` has a *base*, the read model at one complete micro-batch, and *pending* ranges, which follow the base's offsets
+without a gap up to what was read. Base and pending together are the same numbers whichever complete micro-batch the
+base is. So a later base replaces the present one only when the pending ranges begin at exactly its offsets, in one
+step; until then the present one stays valid, also while Redis writes a micro-batch or has lost some.
+
+Records are not kept, only the sums of each range of offsets. A micro-batch may end inside a range; the rest of that
+range is then read from the log again. Ranges are joined as they become many or large.
+"""
+
+import heapq
+import json
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from onceflow.clicks.events import Click, Reason
+from onceflow.clicks.results import MarkerView, Snapshot
+
+RANGE_EVENTS = 2_000
+"""Events of a range from which the next records get a range of their own."""
+RANGES_MAX = 256
+"""Ranges of a partition; from more on, neighbours are joined."""
+ENTRY_BYTES = 200
+"""Memory of one name in the sums of one range, without its text."""
+NAME_BYTES = 400
+"""Memory of one name in the sums of all ranges and in the counted clicks, without its text."""
+
+Offsets = Mapping[int, int]
+"""Partition → offset."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums of some records."""
+
+    events: int = 0
+    clicks: int = 0
+    bad: int = 0
+    by_user: dict[str, int] = field(default_factory=dict)
+    by_os: dict[str, int] = field(default_factory=dict)
+    by_reason: dict[str, int] = field(default_factory=dict)
+
+    def add(self, verdict: Click | Reason) -> None:
+        """Add one judged record."""
+        self.events += 1
+        if isinstance(verdict, Reason):
+            self.bad += 1
+            self.by_reason[verdict] = self.by_reason.get(verdict, 0) + 1
+            return
+        uid, clicks, os_type = verdict
+        self.clicks += clicks
+        self.by_user[uid] = self.by_user.get(uid, 0) + clicks
+        self.by_os[os_type] = self.by_os.get(os_type, 0) + clicks
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimate of the memory of these sums."""
+        return sum(ENTRY_BYTES + len(name) for part in self._parts() for name in part)
+
+    def _parts(self) -> Iterable[dict[str, int]]:
+        return (self.by_user, self.by_os, self.by_reason)
+
+
+class Tally:
+    """Sums by name over several ranges. A name stays as long as a range has it, also with the sum 0."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, int] = {}
+        self.size_bytes = 0
+        self._ranges: dict[str, int] = {}
+
+    def add(self, part: Mapping[str, int], into: dict[str, int]) -> None:
+        """Add `part` to `into`, the sums of one range."""
+        sums, ranges = self.sums, self._ranges
+        for name, amount in part.items():
+            if name in into:
+                into[name] += amount
+                sums[name] += amount
+                continue
+            into[name] = amount
+            self.size_bytes += ENTRY_BYTES + len(name)
+            if name in sums:
+                sums[name] += amount
+                ranges[name] += 1
+            else:
+                sums[name] = amount
+                ranges[name] = 1
+                self.size_bytes += NAME_BYTES
+
+    def remove(self, part: Mapping[str, int]) -> None:
+        """Remove the sums of one range."""
+        for name, amount in part.items():
+            self.size_bytes -= ENTRY_BYTES + len(name)
+            self._ranges[name] -= 1
+            if self._ranges[name]:
+                self.sums[name] -= amount
+            else:
+                del self.sums[name], self._ranges[name]
+                self.size_bytes -= NAME_BYTES
+
+    def join(self, part: Mapping[str, int], into: dict[str, int]) -> None:
+        """Move the sums of one range into those of its neighbour."""
+        for name, amount in part.items():
+            if name in into:
+                into[name] += amount
+                self._ranges[name] -= 1
+                self.size_bytes -= ENTRY_BYTES + len(name)
+            else:
+                into[name] = amount
+
+
+@dataclass(slots=True)
+class Range:
+    """Offsets [begin, end) of a partition and the sums of their records."""
+
+    begin: int
+    end: int
+    counts: Counts
+
+
+class Pending:
+    """Ranges of each partition, without gaps, up to `ends`, the next offsets to read; and the sums of all."""
+
+    def __init__(self, begins: Offsets) -> None:
+        self.ends = dict(begins)
+        self.events = self.clicks = self.bad = 0
+        self.users, self.systems, self.reasons = Tally(), Tally(), Tally()
+        self._ranges: dict[int, list[Range]] = {partition: [] for partition in begins}
+        self._growing: set[int] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimate of the memory of all ranges."""
+        return self.users.size_bytes + self.systems.size_bytes + self.reasons.size_bytes
+
+    @property
+    def begins(self) -> dict[int, int]:
+        """The first offset of each partition."""
+        return {number: ranges[0].begin if ranges else self.ends[number] for number, ranges in self._ranges.items()}
+
+    def append(self, partition: int, end: int, counts: Counts) -> None:
+        """Add the records from the partition's end up to `end`."""
+        ranges, begin = self._ranges[partition], self.ends[partition]
+        self.ends[partition] = end
+        if partition in self._growing and ranges[-1].counts.events < RANGE_EVENTS:
+            ranges[-1].end = end
+            self._add(counts, ranges[-1].counts)
+            return
+        ranges.append(Range(begin, end, self._added(counts)))
+        self._growing.add(partition)
+        if len(ranges) > RANGES_MAX:
+            self._join(partition)
+
+    def missing(self, begins: Offsets) -> dict[int, tuple[int, int]]:
+        """Return the offsets [begin, end) to read before the ranges can begin at `begins`.
+
+        These are the rest of a range that `begins` divides, and what precedes the ranges.
+        """
+        missing = {}
+        for partition, begin in begins.items():
+            first = self._first_from(partition, begin)
+            if begin < first:
+                missing[partition] = (begin, first)
+                self._growing.discard(partition)
+        return missing
+
+    def start_at(self, begins: Offsets, pieces: Mapping[int, Counts]) -> None:
+        """Drop everything before `begins`; `pieces` are the sums of the `missing` offsets."""
+        for partition, begin in begins.items():
+            ranges = self._ranges.setdefault(partition, [])
+            first = self._first_from(partition, begin)
+            kept = [part for part in ranges if part.begin >= begin]
+            for part in ranges[: len(ranges) - len(kept)]:
+                self._remove(part.counts)
+            if partition in pieces:
+                kept.insert(0, Range(begin, first, self._added(pieces[partition])))
+            if not kept:
+                self._growing.discard(partition)
+            self._ranges[partition] = kept
+            self.ends[partition] = max(begin, self.ends.get(partition, begin))
+
+    def shrink(self) -> bool:
+        """Join neighbouring ranges in pairs; return false if there are none."""
+        partitions = [partition for partition, ranges in self._ranges.items() if len(ranges) > 1]
+        for partition in partitions:
+            self._join(partition)
+        return bool(partitions)
+
+    def _first_from(self, partition: int, offset: int) -> int:
+        """Return the first boundary at `offset` or later; `offset` itself if it is beyond the end."""
+        ranges = self._ranges.get(partition, [])
+        end = max(offset, self.ends.get(partition, offset))
+        return next((part.begin for part in ranges if part.begin >= offset), end)
+
+    def _join(self, partition: int) -> None:
+        ranges = self._ranges[partition]
+        for left, right in zip(ranges[::2], ranges[1::2], strict=False):
+            left.end = right.end
+            for tally, part, into in self._tallies(right.counts, left.counts):
+                tally.join(part, into)
+            left.counts.events += right.counts.events
+            left.counts.clicks += right.counts.clicks
+            left.counts.bad += right.counts.bad
+        self._ranges[partition] = ranges[::2]
+
+    def _added(self, counts: Counts) -> Counts:
+        into = Counts()
+        self._add(counts, into)
+        return into
+
+    def _add(self, counts: Counts, into: Counts) -> None:
+        for tally, part, names in self._tallies(counts, into):
+            tally.add(part, names)
+        into.events += counts.events
+        into.clicks += counts.clicks
+        into.bad += counts.bad
+        self._add_totals(counts, 1)
+
+    def _remove(self, counts: Counts) -> None:
+        for tally, part, _ in self._tallies(counts, counts):
+            tally.remove(part)
+        self._add_totals(counts, -1)
+
+    def _add_totals(self, counts: Counts, sign: int) -> None:
+        self.events += sign * counts.events
+        self.clicks += sign * counts.clicks
+        self.bad += sign * counts.bad
+
+    def _tallies(self, part: Counts, into: Counts) -> Iterable[tuple[Tally, dict[str, int], dict[str, int]]]:
+        yield self.users, part.by_user, into.by_user
+        yield self.systems, part.by_os, into.by_os
+        yield self.reasons, part.by_reason, into.by_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Place of Redis's sums in the log, from the marker at the same instant.
+
+    Every sum has all records before `low` and none from `high` on; the two differ while a micro-batch is written.
+    """
+
+    identity: tuple[str, ...] | None
+    """Query, batch, digest and completeness: sums of one identity are equal. None without a marker."""
+    low: dict[int, int]
+    high: dict[int, int]
+
+    @classmethod
+    def of(cls, marker: MarkerView | None, topic: str) -> "Position":
+        """Return the position of this marker."""
+        if marker is None:
+            return cls(None, {}, {})
+        fields = marker.fields
+        high = marker.offsets.get(topic, {})
+        low = dict(high)
+        if not marker.complete:
+            ranges = json.loads(fields.get("ranges", "{}")).get(topic, {})
+            low |= {int(partition): begin for partition, (begin, _) in ranges.items()}
+        identity = (marker.query, str(marker.batch), fields.get("digest", ""), str(marker.complete))
+        return cls(identity, low, high)
+
+    @property
+    def query(self) -> str | None:
+        """Spark's id of the query that counts; None before the first micro-batch."""
+        return self.identity[0] if self.identity else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Counted clicks of some users, None for those that Redis does not have, and their position."""
+
+    at: Position
+    clicks: Mapping[str, int | None]
+
+
+class Now:
+    """Base and pending ranges of one count."""
+
+    def __init__(self, base: Snapshot, topic: str, begins: Offsets, *, top: int) -> None:
+        """Start without pending records; `begins` are the base's offsets, of all partitions."""
+        self.base = base
+        self.position = Position.of(base.marker, topic)
+        self.pending = Pending(begins)
+        self._begins = dict(begins)
+        self._top = top
+        self._counted: dict[str, int | None] = {}
+        self._new_users = 0
+        self._ranked = dict(base.top[:top])
+        self._least = base.top[top - 1][1] if len(base.top) >= top else 0
+
+    def unknown_users(self, parts: Iterable[Counts]) -> set[str]:
+        """Return the users whose counted clicks must be looked up before these parts are added."""
+        return {uid for counts in parts for uid in counts.by_user if uid not in self._counted}
+
+    def is_usable(self, lookup: Lookup, unknown: Set[str], begins: Offsets) -> bool:
+        """Return whether the lookup has the base's clicks of these unknown users.
+
+        `begins` are the first offsets of the records that the users come from. A later position does, if every record
+        between the base and it is read: the users have none there, or they would be known.
+        """
+        at = lookup.at
+        if not unknown <= lookup.clicks.keys():
+            return False
+        if at.identity == self.position.identity:
+            return True
+        if self.position.query not in (None, at.query):
+            return False
+        is_ahead = all(at.low.get(partition, begin) >= begin for partition, begin in self._begins.items())
+        ends = self.pending.ends | dict(begins)
+        return is_ahead and all(ends.get(partition, -1) >= offset for partition, offset in at.high.items())
+
+    def add(self, partition: int, begin: int, end: int, counts: Counts, lookup: Lookup | None) -> bool:
+        """Add the records [begin, end) of a partition, with the clicks of unknown users from a usable lookup.
+
+        Return false, and change nothing, if these are not the next records: the base has moved beyond them.
+        """
+        if self.pending.ends.get(partition) != begin:
+            return False
+        for uid in counts.by_user:
+            if uid not in self._counted:
+                assert lookup is not None
+                self._learn(uid, lookup.clicks[uid])
+        self.pending.append(partition, end, counts)
+        sums = self.pending.users.sums
+        for uid in counts.by_user:
+            self._rank(uid, (self._counted[uid] or 0) + sums[uid])
+        return True
+
+    def _learn(self, uid: str, clicks: int | None) -> None:
+        self._counted[uid] = clicks
+        self._new_users += clicks is None
+
+    def replace_base(
+        self,
+        base: Snapshot,
+        topic: str,
+        begins: Offsets,
+        missing: Mapping[int, tuple[int, int]],
+        pieces: Mapping[int, Counts],
+        counted: Mapping[str, int | None],
+    ) -> bool:
+        """Take another base of the same query, complete at `begins`; return false if the pieces no longer fit.
+
+        `pieces` are the sums of the `missing` offsets; `counted` has the new base's clicks of all users that were
+        pending or are in the pieces when it was read. Users that became pending since have no records between the two
+        bases, so theirs are known; unless some offsets before `begins` are not read, which are then skipped.
+        """
+        users = self.pending.users.sums
+        is_skipping = any(begin > self.pending.ends.get(partition, begin) for partition, begin in begins.items())
+        if self.pending.missing(begins) != missing or (is_skipping and not users.keys() <= counted.keys()):
+            return False
+        self.pending.start_at(begins, pieces)
+        known, self._counted, self._new_users = self._counted, {}, 0
+        for uid in users:
+            self._learn(uid, counted[uid] if uid in counted else known[uid])
+        for uid, clicks in base.top[: self._top]:
+            self._rank(uid, clicks + users.get(uid, 0))
+        if is_skipping:
+            for uid, amount in users.items():
+                self._rank(uid, (self._counted[uid] or 0) + amount)
+        self.base = base
+        self.position = Position.of(base.marker, topic)
+        self._begins = dict(begins)
+        return True
+
+    @property
+    def users(self) -> list[str]:
+        """Users with pending records."""
+        return list(self.pending.users.sums)
+
+    def clicks_of(self, uid: str) -> int | None:
+        """Return the clicks of a user with pending records; None for another user."""
+        amount = self.pending.users.sums.get(uid)
+        return None if amount is None else (self._counted[uid] or 0) + amount
+
+    def snapshot(self) -> Snapshot:
+        """Return the read model as it will be when everything pending is counted."""
+        base, pending = self.base, self.pending
+        return replace(
+            base,
+            events=base.events + pending.events,
+            clicks=base.clicks + pending.clicks,
+            bad=base.bad + pending.bad,
+            users=base.users + self._new_users,
+            top=self._ranking(),
+            by_os=_joined(base.by_os, pending.systems.sums),
+            bad_by_reason=_joined(base.bad_by_reason, pending.reasons.sums),
+        )
+
+    def _rank(self, uid: str, clicks: int) -> None:
+        """Keep a user who may be a top user now. Clicks only grow, so other users need not be kept."""
+        if clicks >= self._least or uid in self._ranked:
+            self._ranked[uid] = clicks
+            if len(self._ranked) > 2 * self._top + 100:
+                self._ranked = dict(self._ranking())
+                self._least = min(self._ranked.values())
+
+    def _ranking(self) -> list[tuple[str, int]]:
+        return heapq.nsmallest(self._top, self._ranked.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def _joined(base: Mapping[str, int], pending: Mapping[str, int]) -> dict[str, int]:
+    sums = dict(base)
+    for name, amount in pending.items():
+        sums[name] = sums.get(name, 0) + amount
+    return dict(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0])))

@@ -1,0 +1,250 @@
+"""The sums as of now, for any order of records, micro-batches, half written ones, losses of Redis and new bases."""
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onceflow.clicks import now as nows
+from onceflow.clicks.events import Click, Reason
+from onceflow.clicks.now import Counts, Lookup, Now, Pending, Position
+from onceflow.clicks.results import MarkerView, Snapshot
+
+TOPIC = "t"
+PARTITIONS = (0, 1)
+TOP = 3
+CHUNKS = 3
+Verdicts = list[Click | Reason]
+
+
+def summed(verdicts: Verdicts) -> Counts:
+    counts = Counts()
+    for verdict in verdicts:
+        counts.add(verdict)
+    return counts
+
+
+class ModelRedis:
+    """The read model after complete micro-batches, and the chunks of one that is being written."""
+
+    def __init__(self, log: dict[int, Verdicts]) -> None:
+        self.log = log
+        self.states: list[dict[int, int]] = []
+        """End offsets of each complete micro-batch."""
+        self.begun: dict[int, int] | None = None
+        self.chunks_done: set[int] = set()
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        return self.states[-1] if self.states else dict.fromkeys(PARTITIONS, 0)
+
+    def marker(self) -> MarkerView | None:
+        if not self.states and self.begun is None:
+            return None
+        ends = self.offsets if self.begun is None else self.begun
+        ranges = {TOPIC: {str(number): [self.offsets[number], end] for number, end in ends.items()}}
+        digest = json.dumps([ranges if self.begun else None, ends])
+        fields = {"ranges": json.dumps(ranges), "digest": digest}
+        batch = len(self.states) - (self.begun is None)
+        since = dict.fromkeys(PARTITIONS, 0)
+        return MarkerView("q", batch, self.begun is None, {TOPIC: ends}, {TOPIC: since}, "", 0, 0, None, (), fields)
+
+    def counted(self, offsets: dict[int, int]) -> Counts:
+        return summed([verdict for number, end in offsets.items() for verdict in self.log[number][:end]])
+
+    def clicks_of(self, uid: str) -> int | None:
+        is_done = self.begun is not None and len(uid) % CHUNKS in self.chunks_done
+        return self.counted(self.begun if is_done and self.begun else self.offsets).by_user.get(uid)
+
+    def lookup(self, uids: list[str]) -> Lookup:
+        return Lookup(Position.of(self.marker(), TOPIC), {uid: self.clicks_of(uid) for uid in uids})
+
+    def snapshot(self) -> Snapshot:
+        return snapshot_of(self.counted(self.offsets), self.marker())
+
+
+def snapshot_of(counts: Counts, marker: MarkerView | None = None) -> Snapshot:
+    ranking = sorted(counts.by_user.items(), key=lambda entry: (-entry[1], entry[0]))[:TOP]
+    return Snapshot(
+        hash_key="h",
+        events=counts.events,
+        clicks=counts.clicks,
+        bad=counts.bad,
+        users=len(counts.by_user),
+        top=ranking,
+        by_os=counts.by_os,
+        bad_by_reason=counts.by_reason,
+        marker=marker,
+        history=[],
+    )
+
+
+class World:
+    """A log, a Redis and a `Now` that follows them as `Live` does, one step at a time in any order."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.log: dict[int, Verdicts] = {number: [] for number in PARTITIONS}
+        self.redis = ModelRedis(self.log)
+        self.now = Now(self.redis.snapshot(), TOPIC, dict.fromkeys(PARTITIONS, 0), top=TOP)
+        self.fetched: dict[int, tuple[int, Verdicts, Lookup]] = {}
+        self.replacing: Iterator[None] | None = None
+
+    def write(self) -> None:
+        for _ in range(self.random.randint(1, 6)):
+            uid = "u" * self.random.randint(1, 7)
+            click = Click(uid, self.random.randint(0, 3), self.random.choice("ab"))
+            verdicts: Verdicts = [click, click, Reason.NOT_JSON]
+            self.log[self.random.choice(PARTITIONS)].append(self.random.choice(verdicts))
+
+    def fetch(self) -> None:
+        """Read records and look their users up; they are added by a later step."""
+        number = self.random.choice(PARTITIONS)
+        begin = self.now.pending.ends[number]
+        verdicts = self.log[number][begin : begin + self.random.randint(1, 5)]
+        unknown = self.now.unknown_users([summed(verdicts)])
+        self.fetched[number] = begin, verdicts, self.redis.lookup(sorted(unknown))
+
+    def take(self) -> None:
+        for number, (begin, verdicts, lookup) in self.fetched.items():
+            counts = summed(verdicts)
+            unknown = self.now.unknown_users([counts])
+            if verdicts and (not unknown or self.now.is_usable(lookup, unknown, {number: begin})):
+                self.now.add(number, begin, begin + len(verdicts), counts, lookup)
+        self.fetched = {}
+
+    def count(self) -> None:
+        """Begin, continue or complete a micro-batch."""
+        redis = self.redis
+        if redis.begun is None:
+            redis.begun = {
+                number: self.random.randint(redis.offsets[number], len(self.log[number])) for number in PARTITIONS
+            }
+            redis.chunks_done = set()
+        elif len(redis.chunks_done) < CHUNKS:
+            redis.chunks_done.add(self.random.randrange(CHUNKS))
+        else:
+            redis.states.append(redis.begun)
+            redis.begun = None
+
+    def lose(self) -> None:
+        del self.redis.states[self.random.randint(0, len(self.redis.states)) :]
+        self.redis.begun = None
+
+    def shrink(self) -> None:
+        self.now.pending.shrink()
+
+    def replace(self) -> None:
+        """Take one step towards another base."""
+        self.replacing = self.replacing or self._replace()
+        if next(self.replacing, "over") == "over":
+            self.replacing = None
+
+    def _replace(self) -> Iterator[None]:
+        base = self.redis.snapshot()
+        position = Position.of(base.marker, TOPIC)
+        begins = dict(self.redis.offsets)
+        is_other_query = self.now.position.query not in (None, position.query)
+        if self.redis.begun is not None or is_other_query:
+            return
+        missing = self.now.pending.missing(begins)
+        yield
+        pieces = {number: summed(self.log[number][begin:end]) for number, (begin, end) in missing.items()}
+        users = self.now.users + [uid for counts in pieces.values() for uid in counts.by_user]
+        yield
+        lookup = self.redis.lookup(users)
+        if lookup.at.identity != position.identity:
+            return
+        yield
+        self.now.replace_base(base, TOPIC, begins, missing, pieces, lookup.clicks)
+
+    def check(self) -> None:
+        expected = self.redis.counted(self.now.pending.ends)
+        shown = self.now.snapshot()
+        assert (shown.events, shown.clicks, shown.bad) == (expected.events, expected.clicks, expected.bad)
+        assert (dict(shown.by_os), dict(shown.bad_by_reason)) == (expected.by_os, expected.by_reason)
+        assert shown.users == len(expected.by_user)
+        assert shown.top == snapshot_of(expected).top
+        for uid in self.now.users:
+            assert self.now.clicks_of(uid) == expected.by_user[uid]
+        lookup = self.redis.lookup(["u"])
+        if self.now.clicks_of("u") is None and self.now.is_usable(lookup, {"u"}, {}):
+            assert lookup.clicks["u"] == expected.by_user.get("u")
+
+
+STEPS = ("write", "fetch", "take", "count", "replace", "shrink", "lose")
+WEIGHTS = (6, 9, 9, 9, 9, 1, 1)
+
+
+@given(st.builds(Random, st.integers(0, 2**32)))
+@settings(max_examples=40)
+def test_sums_in_any_order(random: Random) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nows, "RANGE_EVENTS", 4)
+        patch.setattr(nows, "RANGES_MAX", 5)
+        world = World(random)
+        ends = dict(world.now.pending.ends)
+        for step in random.choices(STEPS, WEIGHTS, k=250):
+            getattr(world, step)()
+            world.check()
+            assert all(end >= ends[number] for number, end in world.now.pending.ends.items())
+            ends = dict(world.now.pending.ends)
+
+
+@given(st.builds(Random, st.integers(0, 2**32)))
+@settings(max_examples=40)
+def test_quiet_log_is_followed_completely(random: Random) -> None:
+    """Once nothing changes any more, everything is read, and no record before the base is kept."""
+    world = World(random)
+    for _ in range(60):
+        getattr(world, random.choice(STEPS[:6]))()
+    while world.redis.begun is not None:
+        world.count()
+    world.fetched, world.replacing = {}, None
+    for _ in range(3 * sum(map(len, world.log.values())) + 8):
+        for step in ("fetch", "take", "replace"):
+            getattr(world, step)()
+    world.check()
+    assert world.now.pending.ends == {number: len(verdicts) for number, verdicts in world.log.items()}
+    assert world.now.pending.begins == world.redis.offsets
+    counted = world.redis.counted(world.redis.offsets)
+    assert world.now.pending.events == sum(map(len, world.log.values())) - counted.events
+
+
+@given(st.lists(st.tuples(st.sampled_from(["append", "drop", "shrink"]), st.integers(0, 9)), max_size=60))
+def test_memory_estimate_follows_the_ranges(steps: list[tuple[str, int]]) -> None:
+    pending = Pending({0: 0})
+    for step, number in steps:
+        if step == "append":
+            verdicts: Verdicts = [Click(str(uid), uid, "x") for uid in range(number)]
+            pending.append(0, pending.ends[0] + number, summed(verdicts))
+        elif step == "drop":
+            ranges = pending._ranges[0]
+            begin = ranges[number].begin if number < len(ranges) else pending.ends[0]
+            pending.start_at({0: begin}, {})
+        else:
+            pending.shrink()
+    kept = [part.counts for part in pending._ranges[0]]
+    names = {name for counts in kept for name in (*counts.by_user, *(f"os {name}" for name in counts.by_os))}
+    kept_bytes = sum(counts.size_bytes for counts in kept)
+    assert pending.size_bytes == kept_bytes + nows.NAME_BYTES * len(names)
+    assert pending.events == sum(counts.events for counts in kept)
+
+
+def test_estimate_covers_the_real_memory() -> None:
+    pending = Pending({0: 0})
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(40):
+            verdicts: Verdicts = [Click(f"{number * 1_500 + user:032x}", 5_000, "iOS") for user in range(3_000)]
+            pending.append(0, pending.ends[0] + 3_000, summed(verdicts))
+            del verdicts
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used < pending.size_bytes < 4 * used
