@@ -10,6 +10,7 @@ import pytest
 from tests.campaigns import RecordProperty
 from tests.mutants import (
     broker,
+    buckets,
     clicks,
     client,
     commands,
@@ -30,6 +31,7 @@ AREAS = {
     "groups": groups.MUTANTS,
     "source offsets": source_offsets.MUTANTS,
     "marker decisions": markers.MUTANTS,
+    "buckets": buckets.MUTANTS,
     "protocol": wire.MUTANTS,
     "broker": broker.MUTANTS,
     "client": client.MUTANTS,

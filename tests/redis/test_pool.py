@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from onceflow.redis import pool as redis_pool
 from onceflow.redis.address import RedisAddressInvalid
 from onceflow.spark.redis.chunks import ChunkWriter
-from onceflow.spark.redis.scripts import Append, Increment, Keys
+from onceflow.spark.redis.scripts import Keys
 from onceflow.spark.redis.target import RedisTarget
+from onceflow.spark.redis.targets import Append, Increment
 from tests.conftest import RedisProcess
 
 

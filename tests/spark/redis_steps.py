@@ -16,9 +16,11 @@ from onceflow.spark.exactly_once.decision import Decision, Refuse, Skip, TargetR
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis.buckets import Row
 from onceflow.spark.redis.marker import Marker
 from onceflow.spark.redis.repair import next_step
-from onceflow.spark.redis.scripts import Append, Increment, Keys
+from onceflow.spark.redis.scripts import Keys
+from onceflow.spark.redis.targets import Append, Increment
 
 CHUNKS = 3
 _names = itertools.count()
@@ -69,7 +71,7 @@ def rows_again(batch: Batch) -> tuple[list[tuple[str, bytes, int]], dict[str, li
     return [(*key, amount) for key, amount in counts.items()], {"dead": entries}
 
 
-def full(rows: Sequence[tuple[Any, ...]]) -> list[redis_scripts.Row]:
+def full(rows: Sequence[tuple[Any, ...]]) -> list[Row]:
     """Return rows in the form of the scripts; rows without a value get None."""
     return [(target, field, amount, value[0] if value else None) for target, field, amount, *value in rows]
 
@@ -89,8 +91,8 @@ class Driver:
         """Checkpoint for repairs; without it, lost batches stop the driver."""
         self.owner: str | None = None
 
-    def call(self, name: str, *arguments: Any) -> str:
-        reply = redis_scripts.run(self.client, name, self.keys, list(arguments))
+    def call(self, name: str, *arguments: Any, touched: Sequence[bytes] = ()) -> str:
+        reply = redis_scripts.run(self.client, name, self.keys, list(arguments), touched)
         redis_scripts.raise_refusal(self.keys, reply)
         return reply[1] if name == "acquire" else reply[0]
 
@@ -110,13 +112,15 @@ class Driver:
     def whole(self, batch: Batch, rows: Sequence[tuple[Any, ...]], previous: int | None = None) -> str:
         fields = markers.begun_fields(self.marker(), batch, chunks=0, started_ms=1)
         fields |= markers.completed_fields(started_ms=1, finished_ms=2)
+        arguments, touched = redis_scripts.row_arguments(self.keys, full(rows))
         return self.call(
             "whole",
             *self.identity(batch),
             batch.number - 1 if previous is None else previous,
             *redis_scripts.field_arguments(fields),
-            *redis_scripts.count_arguments(self.keys, full(rows)),
+            *arguments,
             *self.lists(batch),
+            touched=touched,
         )
 
     def begin(self, batch: Batch, previous: int | None = None) -> str:
@@ -125,12 +129,13 @@ class Driver:
         return self.call("begin", *self.identity(batch), before, *redis_scripts.field_arguments(fields))
 
     def chunk(self, batch: Batch, number: int, rows: Sequence[tuple[Any, ...]]) -> str:
-        counts = redis_scripts.count_arguments(self.keys, full(rows))
-        return self.call("chunk", *self.identity(batch), number, *counts)
+        arguments, touched = redis_scripts.row_arguments(self.keys, full(rows))
+        return self.call("chunk", *self.identity(batch), number, *arguments, touched=touched)
 
     def complete(self, batch: Batch) -> str:
         fields = redis_scripts.field_arguments(markers.completed_fields(started_ms=1, finished_ms=2))
-        return self.call("complete", *self.identity(batch), *fields, *self.lists(batch))
+        indexes = redis_scripts.index_arguments(self.keys)
+        return self.call("complete", *self.identity(batch), *fields, *indexes, *self.lists(batch))
 
     def lists(self, batch: Batch) -> list[Any]:
         history = Append("history", self.keys.history, 5)

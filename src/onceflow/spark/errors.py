@@ -11,6 +11,10 @@ class SinkStopped(OnceflowError):
     """The sink stops the query: any further write could write a row twice or never."""
 
 
+class IncompatibleData(SinkStopped):
+    """A key's type, a field's value or a row does not allow adding to it."""
+
+
 class MarkerRefused(SinkStopped):
     """Marker, data and checkpoint do not belong together; a further write would be wrong."""
 

@@ -4,10 +4,11 @@ One script makes a batch's counts and its marker visible, so a batch that Spark 
 `onceflow.spark.redis.marker` has the marker's format, `redis.target` the steps, `redis/lua/` the atomic checks and
 writes, `docs/exactly-once.md` the protocol as a whole.
 
-Input rows have the columns `target string, field binary, amount long`, and `value binary` where the sink sets values.
+Input rows have the columns `target string, field binary, amount long`, and `value binary` where a target needs it.
 A target is the name of an Increment (add the amount to that field of its hash), of an Append or a StreamAppend (the
 field is an entry of its list or stream, the amount its order) or of a SetIfNewer (set that field of its hash to the
-value, the amount being its version).
+value, the amount being its version). BucketIncrement, BucketRanking, BucketDistinct and Intervals count by time, with a
+key for each bucket or user.
 """
 
 import threading
@@ -18,29 +19,38 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
-from onceflow.spark.errors import MarkerRefused, WrongOption
+from onceflow.spark.errors import IncompatibleData, MarkerRefused, WrongOption
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.exactly_once.checkpoint import Checkpoint
 from onceflow.spark.exactly_once.decision import TargetRolledBack
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis.marker import redis_reset
 from onceflow.spark.redis.repair import MissingRanges
-from onceflow.spark.redis.scripts import (
+from onceflow.spark.redis.scripts import Keys, OwnerLost
+from onceflow.spark.redis.target import Rebuild, RedisTarget, RepairFailed, UnsuitableRedis
+from onceflow.spark.redis.targets import (
     Append,
-    IncompatibleData,
+    BucketDistinct,
+    BucketIncrement,
+    BucketRanking,
+    BucketTarget,
     Increment,
-    Keys,
-    OwnerLost,
+    IntervalBuckets,
+    Intervals,
     SetIfNewer,
     StreamAppend,
 )
-from onceflow.spark.redis.target import Rebuild, RedisTarget, RepairFailed, UnsuitableRedis
 from onceflow.spark.sink import ExactlyOnce, within_attempts
 
 __all__ = [
     "Append",
+    "BucketDistinct",
+    "BucketIncrement",
+    "BucketRanking",
     "IncompatibleData",
     "Increment",
+    "IntervalBuckets",
+    "Intervals",
     "MarkerRefused",
     "MissingRanges",
     "OwnerLost",
@@ -65,7 +75,8 @@ class RedisSink(ExactlyOnce):
     stateful query is refused. `reset` is the command that messages name for deleting counts and checkpoint, by default
     'onceflow sink reset redis' for this sink. `accept_data_loss` is ExactlyOnce's.
 
-    Raises WrongOption if a target or a key is given twice, or a key is the marker, the history or a claims hash.
+    Raises WrongOption if a target or a key is given twice, or a key is the marker, the history, a claims hash or named
+    like a bucket.
     """
 
     def __init__(
@@ -77,6 +88,7 @@ class RedisSink(ExactlyOnce):
         appends: Sequence[Append] = (),
         sets: Sequence[SetIfNewer] = (),
         streams: Sequence[StreamAppend] = (),
+        buckets: Sequence[BucketTarget] = (),
         checkpoint: str,
         plan: str = "",
         plan_version: int = 1,
@@ -93,7 +105,9 @@ class RedisSink(ExactlyOnce):
             appends=tuple(appends),
             sets=tuple(sets),
             streams=tuple(streams),
+            buckets=tuple(buckets),
         )
+        _validate_buckets(keys)
         _refuse_shared(keys)
         keys = replace(keys, reset=reset or redis_reset(url, hash_key, checkpoint, keys.data))
         self.target = RedisTarget(url, keys, name=name or keys.marker, rebuild=rebuild, now_ms=now_ms)
@@ -148,8 +162,29 @@ def _refuse_shared(keys: Keys) -> None:
         if twice:
             raise WrongOption(
                 f"the sink with marker {keys.marker} was given {what} {twice[0]!r} for more than one purpose: each of "
-                f"its increments, appends, sets and streams needs a {what} of its own, beside marker {keys.marker} and "
-                f"history {keys.history}"
+                f"its increments, appends, sets, streams and buckets needs a {what} of its own, beside marker "
+                f"{keys.marker} and history {keys.history}"
+            )
+
+
+def _validate_buckets(keys: Keys) -> None:
+    """Raise WrongOption for a name that a bucket may also have, and for an unsuitable `late_key`."""
+    plain = {increment.key for increment in keys.increments if increment.ranking_key is None}
+    for index in keys.indexes:
+        if markers.hash_tag(index.key) == index.key:
+            raise WrongOption(
+                f"key {index.key!r} of a bucket target has no hash tag in braces, so its buckets would be in other "
+                f"slots: name it {markers.same_slot(keys.marker, 'NAME')!r}"
+            )
+        like_buckets = [key for key in [*keys.own, *keys.claims] if index.may_name(key.encode())]
+        if like_buckets:
+            raise WrongOption(
+                f"key {like_buckets[0]!r} is named like a bucket of {index.key!r}: name one of them differently"
+            )
+        if index.late_key is not None and index.late_key not in plain:
+            raise WrongOption(
+                f"late_key {index.late_key!r} of {index.key!r}: must be the key of one of the increments, without "
+                f"ranking_key"
             )
 
 

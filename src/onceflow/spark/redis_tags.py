@@ -22,8 +22,9 @@ from onceflow.spark.exactly_once.decision import other_plan, other_version
 from onceflow.spark.redis.marker import TAGS_MAX, hash_tag, redis_reset, tag_of, tagged_key
 from onceflow.spark.redis.repair import MissingRanges
 from onceflow.spark.redis.rows import require_columns
-from onceflow.spark.redis.scripts import Append, Increment, Keys, SetIfNewer, StreamAppend
+from onceflow.spark.redis.scripts import Keys
 from onceflow.spark.redis.target import Rebuild
+from onceflow.spark.redis.targets import Append, Increment, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import RedisSink
 from onceflow.spark.sink import RecordsFailure, consume, write_each
 

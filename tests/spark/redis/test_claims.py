@@ -16,7 +16,8 @@ from onceflow.remedies import Remedy
 from onceflow.spark.errors import MarkerRefused, WrongOption
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.marker import claims_key, same_slot
-from onceflow.spark.redis.scripts import Append, Increment, Keys, MarkerMoved
+from onceflow.spark.redis.scripts import Keys, MarkerMoved
+from onceflow.spark.redis.targets import Append, Increment
 from onceflow.spark.redis_sink import RedisSink
 from onceflow.spark.redis_tags import TaggedRedisSink
 from tests import remedies
@@ -126,7 +127,7 @@ def test_earlier_markers_that_share_a_key(url: str, version: str) -> None:
     with refused_by_name(other, keys):
         run(Driver(url, other, query="query-2"), 2)
     assert dump(first.client, keys) | dump(first.client, other) == before
-    assert first.client.hget(keys.marker, "format") == b"3"
+    assert first.client.hget(keys.marker, "format") == b"4"
     assert_counts(first.client, keys, 3)
 
 

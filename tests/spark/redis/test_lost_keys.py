@@ -75,7 +75,7 @@ def test_upgraded_marker_records_written_keys(redis_server: RedisProcess) -> Non
     driver.client.hdel(keys.marker, *(f"written:{key}" for key in keys.data))
     driver.client.hset(keys.marker, "format", "1")
     list(driver.steps(batch_of(1)))
-    assert driver.client.hget(keys.marker, "format") == b"3"
+    assert driver.client.hget(keys.marker, "format") == b"4"
     driver.client.unlink(keys.data[0])
     with pytest.raises(MarkerMoved, match="no longer exists"):
         driver.whole(batch_of(2), rows_of(2))

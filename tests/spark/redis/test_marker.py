@@ -19,7 +19,7 @@ def test_begun_batch_has_chunks_and_offsets() -> None:
     assert (marker.offsets, marker.since) == ({"clicks": {"0": 110}}, {"clicks": {"0": 100}})
 
 
-@pytest.mark.parametrize("damage", [{"format": "4"}, {"batch": "x"}, {"complete": "2"}, {"since": "{"}])
+@pytest.mark.parametrize("damage", [{"format": "5"}, {"batch": "x"}, {"complete": "2"}, {"since": "{"}])
 def test_damaged_marker_is_refused(damage: dict[str, str]) -> None:
     fields = first_fields(BATCH) | damage
     with pytest.raises(MarkerUnreadable, match=r"\{h\}:onceflow"):

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from onceflow.spark.errors import IncompatibleData
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis.rows import Collected
-from onceflow.spark.redis.scripts import Append, IncompatibleData, Increment, Keys, SetIfNewer, StreamAppend
+from onceflow.spark.redis.scripts import Keys
+from onceflow.spark.redis.targets import Append, Increment, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import RedisSink
 from tests.spark.redis_steps import recording_rows
 from tests.spark.test_redis_sink import Sinks, assert_counted, files, marker_of, redis_client, sinks

@@ -11,8 +11,8 @@ import redis
 
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
-from onceflow.spark.errors import MarkerRefused
-from onceflow.spark.redis.scripts import IncompatibleData, Keys, MarkerMoved, OwnerLost
+from onceflow.spark.errors import IncompatibleData, MarkerRefused
+from onceflow.spark.redis.scripts import Keys, MarkerMoved, OwnerLost
 from tests import remedies
 from tests.spark.redis_steps import (
     CHUNKS,

@@ -11,21 +11,14 @@ from pyspark.sql import SparkSession
 
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import IncompatibleData
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
-from onceflow.spark.redis.scripts import (
-    Append,
-    Forbidden,
-    IncompatibleData,
-    Increment,
-    Keys,
-    OwnerLost,
-    SetIfNewer,
-    StreamAppend,
-)
+from onceflow.spark.redis.scripts import Forbidden, Keys, OwnerLost
+from onceflow.spark.redis.targets import Append, Increment, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import MissingRanges, RedisSink
 from tests import remedies
 from tests.spark.exactly_once.test_checkpoint import SparkFiles

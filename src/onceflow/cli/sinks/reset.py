@@ -113,6 +113,12 @@ def reset_redis(
     if under and not tags:
         kept.append(f"the data of a TaggedRedisSink under tags of {hash_key}: --tags deletes it")
     deleted = [f"{key} at {shown(redis_url)}" for key in own_keys]
+    deleted += [
+        f"{len(names)} buckets of {key} at {shown(redis_url)}"
+        for sink in sinks
+        for key, names in sink.buckets.items()
+        if names
+    ]
     _print_reset(deleted, kept, checkpoint, execute, as_json, warning, strays=_strays(sinks))
 
 

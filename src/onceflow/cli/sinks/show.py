@@ -86,6 +86,8 @@ def _redis_document(state: "RedisSinkState") -> dict[str, Any]:
         "offsets": marker.offsets,
         "since": marker.since,
         "lost_keys": list(marker.lost),
+        "newest_ms": marker.newest_ms,
+        "buckets": state.buckets,
     }
     return {"sink": "redis", "key": state.key, "has_counts": state.has_counts, "marker": shown}
 
@@ -103,6 +105,9 @@ def _print_redis(state: "RedisSinkState") -> None:
     click.echo(f"plan {marker.plan}   version {marker.plan_version}")
     if marker.lost:
         click.echo(f"written and lost: {', '.join(marker.lost)}")
+    if state.buckets:
+        table([("INDEX", "BUCKETS"), *state.buckets.items()])
+        click.echo(f"newest time in them: {marker.newest_ms}")
     _print_offsets(marker.since, marker.offsets)
 
 

@@ -4,7 +4,7 @@ Nothing here depends on the order of rows or on tasks: Spark repeats a batch wit
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,14 +14,17 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import IncompatibleData
 from onceflow.spark.exactly_once.batch import NO_BATCH, Batch, canonical_json
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis.buckets import Argument
 from onceflow.spark.redis.marker import Marker
 from onceflow.spark.redis.rows import Collected, Entries
-from onceflow.spark.redis.scripts import Append, Argument, IncompatibleData, Keys, StreamAppend
+from onceflow.spark.redis.scripts import Keys
+from onceflow.spark.redis.targets import Append, StreamAppend
 
 
 @dataclass
@@ -101,12 +104,14 @@ class BatchWriter:
     def _write_whole(self, collected: Collected) -> None:
         fields = markers.begun_fields(self.marker, self.batch, chunks=0, started_ms=self._started_ms)
         fields |= self._completed_fields()
+        rows = redis_scripts.row_arguments(self.keys, collected.rows())
         self._run(
             "whole",
             self._previous,
             *redis_scripts.field_arguments(fields),
-            *redis_scripts.count_arguments(self.keys, collected.rows()),
+            *rows.arguments,
             *self._list_arguments(fields, collected.entries),
+            touched=rows.touched,
         )
 
     def _begin_and_write(self, rows: DataFrame) -> None:
@@ -147,7 +152,9 @@ class BatchWriter:
 
     def _complete(self, entries: Entries) -> None:
         fields = self._completed_fields()
-        self._run("complete", *redis_scripts.field_arguments(fields), *self._list_arguments(fields, entries))
+        indexes = redis_scripts.index_arguments(self.keys)
+        lists = self._list_arguments(fields, entries)
+        self._run("complete", *redis_scripts.field_arguments(fields), *indexes, *lists)
 
     def _newest(self, rows: DataFrame, append: Append | StreamAppend) -> list[tuple[int, bytes]]:
         wanted = rows.where(F.col("target") == append.target).select("amount", "field")
@@ -184,9 +191,8 @@ class BatchWriter:
         }
         return canonical_json(entry)
 
-    def _run(self, name: str, *arguments: Any) -> None:
+    def _run(self, name: str, *arguments: Any, touched: Sequence[bytes] = ()) -> None:
         identity = (self.batch.query, self.owner, self.batch.number, self.batch.digest)
-        reply = redis_scripts.run(
-            redis_pool.client(self.url, self.keys.marker), name, self.keys, [*identity, *arguments]
-        )
+        client = redis_pool.client(self.url, self.keys.marker)
+        reply = redis_scripts.run(client, name, self.keys, [*identity, *arguments], touched)
         redis_scripts.raise_refusal(self.keys, reply)

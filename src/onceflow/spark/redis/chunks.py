@@ -1,6 +1,7 @@
 """Chunks of a batch too large for one script: summed by key, each chunk written by one script.
 
-A row's chunk depends only on its target, its field and the number of chunks, so every attempt has the same chunks.
+A row's chunk depends only on its target, its field, its value if it is a member of a set, and the number of chunks, so
+every attempt has the same chunks.
 The rows of a chunk are collected into **one row** before a task writes them: whatever Spark splits, merges or repeats,
 a chunk is whole. Every chunk has such a row, even an empty one, and is reported as written.
 """
@@ -21,9 +22,10 @@ from pyspark.sql.pandas.functions import arrow_udf
 from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
-from onceflow.spark.errors import MarkerRefused
+from onceflow.spark.errors import IncompatibleData, MarkerRefused
 from onceflow.spark.redis import scripts as redis_scripts
-from onceflow.spark.redis.scripts import IncompatibleData, Keys
+from onceflow.spark.redis.buckets import Row
+from onceflow.spark.redis.scripts import Keys
 
 ROWS_PER_CHUNK = 5_000
 BYTES_PER_CHUNK = 4 * 1024 * 1024
@@ -32,13 +34,21 @@ ROW = ("target", "field", "amount", "value")
 
 
 def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
-    """Return one row per target and field: the sum of its amounts, null if above 64 bits, or its newest value."""
-    grouped = [_grouped(rows, [increment.target for increment in keys.increments]).agg(*_sum())]
+    """Return one row per target and field: the sum of its amounts, null if above 64 bits, or its newest value.
+
+    Members of sets are one row for each value; intervals stay as they are, since two may be equal.
+    """
+    grouped = [_grouped(rows, keys.summed_targets).agg(*_sum())]
     if keys.sets:
         newest = _grouped(rows, [setting.target for setting in keys.sets]).agg(
             F.max(F.struct("amount", "value")).alias("newest")
         )
         grouped.append(newest.select("target", "field", "newest.amount", "newest.value"))
+    if keys.distinct_targets:
+        members = _of(rows, keys.distinct_targets).select("target", "field", "value").distinct()
+        grouped.append(members.withColumn("amount", F.lit(0).cast("bigint")))
+    if keys.interval_targets:
+        grouped.append(_of(rows, keys.interval_targets).select(*ROW))
     return functools.reduce(DataFrame.unionByName, grouped)
 
 
@@ -47,7 +57,11 @@ def _sum() -> tuple[Column, Column]:
 
 
 def _grouped(rows: DataFrame, targets: Sequence[str]) -> GroupedData:
-    return rows.where(F.col("target").isin(list(targets))).groupBy("target", "field")
+    return _of(rows, targets).groupBy("target", "field")
+
+
+def _of(rows: DataFrame, targets: Sequence[str]) -> DataFrame:
+    return rows.where(F.col("target").isin(list(targets)))
 
 
 def chunks_for(row_count: int, size_bytes: int) -> int:
@@ -75,10 +89,14 @@ class ChunkWriter:
         for target, field, amount, _ in rows:
             if amount is None:
                 return ["overflow", target, field.decode("utf-8", "backslashreplace")]
-        counts = redis_scripts.count_arguments(self.keys, cast(Sequence[redis_scripts.Row], rows))
-        arguments = [self.query, self.owner, self.batch, self.digest, chunk, *counts]
         try:
-            return redis_scripts.run(redis_pool.client(self.url, self.keys.marker), "chunk", self.keys, arguments)
+            counts, touched = redis_scripts.row_arguments(self.keys, cast(Sequence[Row], rows))
+        except IncompatibleData as error:
+            return ["incompatible", str(error)]
+        arguments = [self.query, self.owner, self.batch, self.digest, chunk, *counts]
+        client = redis_pool.client(self.url, self.keys.marker)
+        try:
+            return redis_scripts.run(client, "chunk", self.keys, arguments, touched)
         except redis.RedisError as error:
             raise redis_errors.failed(self.url, f"in chunk {chunk} of batch {self.batch}", error) from error
 
@@ -91,7 +109,9 @@ def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: 
     """
     session = sums.sparkSession
     wanted = F.col("chunk").isin(list(missing))
-    number = F.pmod(F.xxhash64("target", "field"), F.lit(chunks)).cast("int").alias("chunk")
+    # The members of one large set are spread over the chunks.
+    member = F.when(F.col("target").isin(writer.keys.distinct_targets), F.col("value"))
+    number = F.pmod(F.xxhash64("target", "field", member), F.lit(chunks)).cast("int").alias("chunk")
     rows = sums.select(number, F.struct(*ROW).alias("row")).where(wanted)
     row_type = rows.schema["row"].dataType
     empty = session.range(chunks).select(
@@ -131,6 +151,8 @@ def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[
                 f"the amounts of field {reply[2]!r} of target {reply[1]!r} in batch {writer.batch} exceed "
                 f"64 bits in total: {Remedy.REFUSE_AMOUNTS}"
             )
+        if reply[0] == "incompatible":
+            raise IncompatibleData(reply[1])
         redis_scripts.raise_refusal(writer.keys, reply)
     written = sorted(report[0] for report in reports)
     if written != sorted(missing):

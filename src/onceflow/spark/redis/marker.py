@@ -5,7 +5,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 
 | field | content |
 |---|---|
-| `format` | `3`, this table; format `2` has no claims, format `1` also no `written:KEY` |
+| `format` | `4`, this table; format `3` has no `index:KEY`, `2` no claims either, `1` no `written:KEY` either |
 | `query` | Spark's query id, from the checkpoint's `metadata` |
 | `sink` | name of the sink that created the marker; absent in markers of earlier versions |
 | `owner` | owner epoch; each start increments it, and writes with an older one are refused |
@@ -21,6 +21,10 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `chunks`, `done` | number of chunks of the batch, and of written ones; 0 for a batch of one script |
 | `chunk:N` | `1`: chunk N is written; present only while the batch is not complete |
 | `written:KEY` | `1`: the sink has written its data key KEY, which must exist since then |
+| `index:KEY` | kind of the buckets that the sorted set KEY names, as in `onceflow.spark.redis.targets` |
+| `newest_ms` | newest time of any row in a bucket, up to the last complete batch; retention is measured from it |
+| `newest_next` | the same for the chunks of a batch that is not complete |
+| `lost` | a bucket that no longer exists, or one of a deletion in progress: everything must be counted again |
 | `settled` | last batch for which Redis was asked to sync its append-only file |
 | `started_ms`, `finished_ms`, `duration_ms` | the driver's clock, ms since 1970; absent before the first batch |
 
@@ -46,11 +50,13 @@ from onceflow.spark.exactly_once.checkpoint import checkpoint_words
 from onceflow.spark.exactly_once.decision import MISSING_OK, Wording
 from onceflow.spark.exactly_once.proof import Proof, losses_after, proof_of, ranges_digest
 from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.redis.targets import Index
 
-FORMAT = "3"
-FORMATS_READ = ("1", "2", FORMAT)
+FORMAT = "4"
+FORMATS_READ = ("1", "2", "3", FORMAT)
 """Formats that are read. A marker of an earlier one is upgraded when a start takes its owner epoch."""
 WRITTEN = "written:"
+INDEX = "index:"
 RESET = "onceflow sink reset redis"
 """Command that deletes counts and checkpoint, without the options that `redis_reset` adds."""
 TAGS_MAX = 256
@@ -121,6 +127,8 @@ class Marker(Proof):
     chunks_done: frozenset[int]
     lost: tuple[str, ...] = ()
     """Data keys that were written and no longer exist."""
+    newest_ms: int | None = None
+    """Newest time in a bucket, from which retention is measured."""
 
     @property
     def shown_state(self) -> str:
@@ -141,6 +149,7 @@ class Marker(Proof):
             offsets=self.since,
             chunks=0,
             chunks_done=frozenset(),
+            newest_ms=None,
         )
 
     @property
@@ -181,6 +190,11 @@ def written_keys(fields: Mapping[str, str]) -> list[str]:
     return sorted(name.removeprefix(WRITTEN) for name in fields if name.startswith(WRITTEN))
 
 
+def indexes(fields: Mapping[str, str]) -> list[Index]:
+    """Return the indexes of buckets that the marker lists."""
+    return [Index(kind, name.removeprefix(INDEX), None) for name, kind in fields.items() if name.startswith(INDEX)]
+
+
 def parse(
     key: str, fields: Mapping[str, str], *, sink: str = "", reset: str = RESET, absent: Iterable[str] = ()
 ) -> Marker | None:
@@ -212,7 +226,8 @@ def parse(
             losses=tuple(AcceptedLoss(**loss) for loss in json.loads(fields.get("losses", "[]"))),
             chunks=int(fields["chunks"]),
             chunks_done=frozenset(int(match[1]) for name in fields if (match := _CHUNK_FIELD.fullmatch(name))),
-            lost=tuple(sorted(set(written_keys(fields)) & set(absent))),
+            lost=tuple(sorted({*written_keys(fields)} & {*absent} | {*filter(None, [fields.get("lost")])})),
+            newest_ms=int(fields["newest_ms"]) if "newest_ms" in fields else None,
         )
     except (KeyError, ValueError) as error:
         raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {remedy(reset)}") from error

@@ -7,6 +7,7 @@ Spark stops the query, bounds what the driver takes. The first batch of a start,
 first. If there are too many rows after all, or one is invalid, the batch is measured, which reports the reason.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -15,12 +16,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.remedies import Remedy
+from onceflow.spark.errors import IncompatibleData
 from onceflow.spark.redis import chunks as redis_chunks
-from onceflow.spark.redis.scripts import IncompatibleData, Keys, Row
+from onceflow.spark.redis.buckets import Row
+from onceflow.spark.redis.scripts import Keys
 
 COLUMNS = {"target": "string", "field": "binary", "amount": "bigint"}
 VALUE = {"value": "binary"}
-"""Additional column of a sink that sets values."""
+"""Additional column of a sink whose targets need it."""
 
 # A batch up to this size is one script, which blocks Redis for some 40 ms; its rows pass through the driver. Chunks
 # take five more Spark jobs, each of which costs more than this many rows.
@@ -42,16 +45,21 @@ class Collected(NamedTuple):
     counts: dict[tuple[str, bytes], int]
     newest: dict[tuple[str, bytes], tuple[int, bytes]]
     entries: Entries
+    members: Collection[tuple[str, bytes, bytes]] = frozenset()
+    """Values of sets: target, field, value."""
+    intervals: tuple[tuple[str, bytes, bytes], ...] = ()
 
     @property
     def rows_written(self) -> int:
         """Number of rows that one script would write."""
-        return len(self.counts) + len(self.newest) + sum(map(len, self.entries.values()))
+        rows = len(self.counts) + len(self.newest) + len(self.members) + len(self.intervals)
+        return rows + sum(map(len, self.entries.values()))
 
     def rows(self) -> list[Row]:
-        """Return the sums and the newest values."""
-        sums: list[Row] = [(*key, amount, None) for key, amount in self.counts.items()]
-        return sums + [(*key, *version_and_value) for key, version_and_value in self.newest.items()]
+        """Return all rows that are not entries."""
+        rows: list[Row] = [(*key, amount, None) for key, amount in self.counts.items()]
+        rows += [(*key, *version_and_value) for key, version_and_value in self.newest.items()]
+        return rows + [(target, field, 0, value) for target, field, value in (*self.members, *self.intervals)]
 
 
 class Measured(NamedTuple):
@@ -66,34 +74,39 @@ class Measured(NamedTuple):
         return self.row_count <= COLLECTED_PER_WRITTEN * WHOLE_ROWS_MAX and self.size_bytes <= WHOLE_BYTES_MAX
 
 
+def columns_of(keys: Keys) -> dict[str, str]:
+    """Return the names and types of the columns of the sink's rows."""
+    return COLUMNS | VALUE if keys.valued_targets else COLUMNS
+
+
 def require_columns(rows: DataFrame, keys: Keys) -> None:
     """Raise IncompatibleData for other columns than the sink's."""
-    needed = COLUMNS | VALUE if keys.sets else COLUMNS
+    needed = columns_of(keys)
     if dict(rows.dtypes) != needed:
         raise IncompatibleData(f"the rows have columns {dict(rows.dtypes)}, and the sink needs {needed}")
 
 
 def with_value(rows: DataFrame, keys: Keys) -> DataFrame:
     """Return the rows with a column `value`."""
-    return rows.selectExpr(*COLUMNS, "value" if keys.sets else "CAST(NULL AS BINARY) AS value")
+    return rows.selectExpr(*COLUMNS, "value" if keys.valued_targets else "CAST(NULL AS BINARY) AS value")
 
 
 def measured(rows: DataFrame, keys: Keys, batch: int) -> Measured:
     """Return number and size of the rows. Raises IncompatibleData for a row that cannot be counted."""
     fits = F.col("target").isin(keys.targets) & F.col("field").isNotNull() & F.col("amount").isNotNull()
-    fits &= F.col("value").isNotNull() | ~F.col("target").isin([setting.target for setting in keys.sets])
+    fits &= F.col("value").isNotNull() | ~F.col("target").isin(keys.valued_targets)
     size = F.coalesce(F.length("field"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
     summary = rows.agg(F.count(F.lit(1)), F.count_if(fits), F.sum(size), F.max(size)).head()
     assert summary is not None
     row_count, fitting, size_bytes, field_bytes = summary
     if fitting != row_count:
-        lacking = "a field, an amount or a value" if keys.sets else "a field or an amount"
+        lacking = "a field, an amount or a value" if keys.valued_targets else "a field or an amount"
         raise IncompatibleData(
             f"batch {batch}: {row_count - fitting} of {row_count} rows lack {lacking} or "
             f"have a target other than {', '.join(keys.targets)}"
         )
     if (field_bytes or 0) > FIELD_BYTES_MAX:
-        and_value = " with its value" if keys.sets else ""
+        and_value = " with its value" if keys.valued_targets else ""
         raise IncompatibleData(
             f"batch {batch} has a field of {field_bytes} bytes{and_value}, and "
             f"{FIELD_BYTES_MAX} are allowed: {Remedy.SHORTER_FIELDS}"
@@ -114,7 +127,7 @@ def is_worth_a_try(offsets: int, rows_before: int | None) -> bool:
 def collected_unmeasured(rows: DataFrame, keys: Keys) -> Collected | None:
     """Return all rows, by one job; None if they are too many, or one is too long or cannot be counted."""
     table = rows.toArrow()
-    if not keys.sets:
+    if not keys.valued_targets:
         table = table.append_column("value", pa.nulls(len(table), pa.binary()))
     return _summed(table, keys) if _fit(table, keys) else None
 
@@ -127,9 +140,9 @@ def _fit(table: pa.Table, keys: Keys) -> bool:
     if not Measured(len(table), pc.sum(lengths).as_py() or 0).is_small:
         return False
     targets, values = table.column("target"), table.column("value")
-    sets = pa.array([setting.target for setting in keys.sets], pa.string())
+    valued = pa.array(keys.valued_targets, pa.string())
     known = pc.is_in(targets, pa.array(keys.targets, pa.string()))
-    has_value = pc.or_(values.is_valid(), pc.invert(pc.is_in(targets, sets)))
+    has_value = pc.or_(values.is_valid(), pc.invert(pc.is_in(targets, valued)))
     is_whole = all(table.column(name).null_count == 0 for name in COLUMNS)
     return is_whole and bool(pc.all(pc.and_(known, has_value), min_count=0).as_py())
 
@@ -138,6 +151,8 @@ def _summed(table: pa.Table, keys: Keys) -> Collected:
     counts: dict[tuple[str, bytes], int] = {}
     entries: Entries = {target: [] for target in keys.entry_targets}
     newest: dict[tuple[str, bytes], tuple[int, bytes]] = {}
+    members: set[tuple[str, bytes, bytes]] = set()
+    intervals: list[tuple[str, bytes, bytes]] = []
     sets = {setting.target for setting in keys.sets}
     columns = [table.column(name).to_pylist() for name in redis_chunks.ROW]
     for target, field, amount, value in zip(*columns, strict=True):
@@ -145,6 +160,10 @@ def _summed(table: pa.Table, keys: Keys) -> Collected:
             entries[target].append((amount, field))
         elif target in sets:
             newest[target, field] = max(newest.get((target, field), (amount, b"")), (amount, value))
+        elif target in keys.distinct_targets:
+            members.add((target, field, value))
+        elif target in keys.interval_targets:
+            intervals.append((target, field, value))
         else:
             counts[target, field] = counts.get((target, field), 0) + amount
-    return Collected(table.num_rows, counts, newest, entries)
+    return Collected(table.num_rows, counts, newest, entries, members, tuple(intervals))

@@ -7,23 +7,52 @@ import functools
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import redis
 
 from onceflow.redis import errors as redis_errors
 from onceflow.remedies import Remedy
-from onceflow.spark.errors import AttemptEnded, MarkerRefused, SinkStopped
+from onceflow.spark.errors import AttemptEnded, IncompatibleData, MarkerRefused, SinkStopped
+from onceflow.spark.redis import buckets as redis_buckets
+from onceflow.spark.redis.buckets import Argument, Row
 from onceflow.spark.redis.marker import RESET, claims_key
+from onceflow.spark.redis.targets import (
+    Append,
+    BucketDistinct,
+    BucketTarget,
+    Increment,
+    Index,
+    Intervals,
+    SetIfNewer,
+    StreamAppend,
+    Target,
+    indexes_of,
+)
 
-Argument = str | bytes | int
+PARTS = ("fence", "buckets", "intervals", "indexes")
+"""Parts of every script, before its own."""
+BUCKETS_PER_STEP = 1_000
+"""Buckets that one script deletes for a reset or a repair."""
+SCAN_KEYS = 10_000
+LOOK_MEMBERS = 1_000
+"""Members of an index that one script checks, roughly."""
 
 
 class MarkerMoved(AttemptEnded):
     """The marker is not where this start left it: Redis lost writes meanwhile. Reading it again decides."""
+
+
+class BucketLost(MarkerMoved):
+    """A bucket that its index names does not exist; `confirm_loss` makes sure."""
+
+    def __init__(self, message: str, index_key: str, member: bytes) -> None:
+        super().__init__(message)
+        self.index_key = index_key
+        self.member = member
 
 
 class OwnerLost(SinkStopped):
@@ -32,61 +61,6 @@ class OwnerLost(SinkStopped):
 
 class Forbidden(SinkStopped):
     """The user of the Redis address may not call a command of the scripts."""
-
-
-class IncompatibleData(SinkStopped):
-    """A key's type or a field's value does not allow adding to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Increment:
-    """Rows of `target` add their amount to a field of the hash `key`; the sorted set `ranking_key` repeats its values.
-
-    A score above 2^53 is the nearest double.
-    """
-
-    target: str
-    key: str
-    ranking_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Rows of `target` are entries of the list `key`: the newest `length_max` by amount, newest first."""
-
-    target: str
-    key: str
-    length_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetIfNewer:
-    """Rows of `target` set a field of the hash `key` to their value, if their amount is greater than all earlier ones.
-
-    The amount is the value's version, such as a time; the hash `versions_key` has each field's greatest version. Of two
-    values of one version the one whose bytes sort last wins, regardless of their order of arrival.
-    """
-
-    target: str
-    key: str
-    versions_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class StreamAppend:
-    """Rows of `target` are entries of the stream `key`: the newest `length_max`, in the order of their amounts.
-
-    An entry's id is the number of its micro-batch and its position there from 1, such as `17-1`; it has one field,
-    `value`. No other program may add to the stream. A repair joins the batches that Redis lost into one or two, so
-    their entries may get other ids.
-    """
-
-    target: str
-    key: str
-    length_max: int
-
-
-Target = Increment | Append | SetIfNewer | StreamAppend
 
 
 @dataclass(frozen=True)
@@ -99,6 +73,7 @@ class Keys:
     appends: tuple[Append, ...]
     sets: tuple[SetIfNewer, ...] = ()
     streams: tuple[StreamAppend, ...] = ()
+    buckets: tuple[BucketTarget, ...] = ()
     reset: str = RESET
     """Command that deletes all of them, for messages."""
 
@@ -114,18 +89,44 @@ class Keys:
         keys = [increment.key for increment in self.increments]
         keys += [increment.ranking_key for increment in self.increments if increment.ranking_key is not None]
         keys += [append.key for append in self.appends] + [stream.key for stream in self.streams]
-        return keys + [key for setting in self.sets for key in (setting.key, setting.versions_key)]
+        keys += [key for setting in self.sets for key in (setting.key, setting.versions_key)]
+        return keys + [index.key for index in self.indexes]
+
+    @functools.cached_property
+    def indexes(self) -> tuple[Index, ...]:
+        """Indexes of the bucket targets."""
+        return tuple(indexes_of(self.buckets))
 
     @property
     def targets(self) -> list[str]:
         """Allowed targets of rows."""
-        groups: tuple[Sequence[Target], ...] = (self.increments, self.appends, self.sets, self.streams)
+        groups: tuple[Sequence[Target], ...] = (self.increments, self.appends, self.sets, self.streams, self.buckets)
         return [target.target for group in groups for target in group]
 
     @property
     def entry_targets(self) -> list[str]:
         """Targets whose rows are entries of a list or a stream."""
         return [append.target for append in self.appends] + [stream.target for stream in self.streams]
+
+    @functools.cached_property
+    def summed_targets(self) -> list[str]:
+        """Targets whose amounts are summed by field."""
+        summed = [target for target in self.buckets if not isinstance(target, BucketDistinct | Intervals)]
+        return [target.target for target in (*self.increments, *summed)]
+
+    @functools.cached_property
+    def distinct_targets(self) -> list[str]:
+        """Targets whose values are members of sets."""
+        return [target.target for target in self.buckets if isinstance(target, BucketDistinct)]
+
+    @functools.cached_property
+    def interval_targets(self) -> list[str]:
+        return [target.target for target in self.buckets if isinstance(target, Intervals)]
+
+    @property
+    def valued_targets(self) -> list[str]:
+        """Targets whose rows need a value."""
+        return [setting.target for setting in self.sets] + self.distinct_targets + self.interval_targets
 
     @functools.cached_property
     def own(self) -> list[str]:
@@ -163,9 +164,6 @@ Counts = Mapping[tuple[str, bytes], int]
 Entries = Mapping[str, Sequence[bytes]]
 """Target of an Append or a StreamAppend → its new entries, oldest first."""
 
-Row = tuple[str, bytes, int, bytes | None]
-"""Target, field, amount, value; each target and field once. The value is a SetIfNewer's."""
-
 
 def field_arguments(fields: Mapping[str, str]) -> list[Argument]:
     """Return the arguments for fields of the marker."""
@@ -174,11 +172,28 @@ def field_arguments(fields: Mapping[str, str]) -> list[Argument]:
 
 def acquire_arguments(keys: Keys, query: str, fields: Mapping[str, str], *, may_create: bool) -> list[Argument]:
     """Return the arguments of `acquire`; `fields` are the marker's first ones."""
-    return [query, int(may_create), *field_arguments(fields), len(keys.streams)]
+    return [query, int(may_create), *field_arguments(fields), len(keys.streams), *index_arguments(keys)]
 
 
-def count_arguments(keys: Keys, rows: Sequence[Row]) -> list[Argument]:
-    """Return the arguments for rankings, counts and sets."""
+def index_arguments(keys: Keys) -> list[Argument]:
+    """Return the arguments for the indexes of the bucket targets."""
+    numbers = {key: number for number, key in enumerate(keys.own, 1)}
+    return redis_buckets.index_arguments(keys.indexes, numbers)
+
+
+class Rows(NamedTuple):
+    """Rows as a script takes them."""
+
+    arguments: list[Argument]
+    touched: list[bytes]
+    """Keys of buckets that the script changes, the further KEYS of the script."""
+
+
+def row_arguments(keys: Keys, rows: Sequence[Row]) -> Rows:
+    """Return the arguments for rankings, counts, sets and buckets. Raises IncompatibleData for a row of no bucket.
+
+    The rows of each target and field are one row, except those of BucketDistinct and Intervals.
+    """
     rankings = [
         (keys.number(increment.key), keys.number(increment.ranking_key))
         for increment in keys.increments
@@ -188,13 +203,18 @@ def count_arguments(keys: Keys, rows: Sequence[Row]) -> list[Argument]:
     pairs = {setting.target: (keys.number(setting.key), keys.number(setting.versions_key)) for setting in keys.sets}
     counts: list[Argument] = []
     sets: list[Argument] = []
+    bucket_rows = []
     for target, field, amount, value in rows:
         if target in hashes:
             counts += (hashes[target], field, amount)
-        else:
+        elif target in pairs:
             sets += (*pairs[target], field, amount, value or b"")
+        else:
+            bucket_rows.append((target, field, amount, value))
     numbers = [number for pair in rankings for number in pair]
-    return [len(rankings), *numbers, len(counts) // 3, *counts, len(sets) // 5, *sets]
+    buckets, touched = redis_buckets.row_arguments(keys.indexes, bucket_rows)
+    counted = [len(rankings), *numbers, len(counts) // 3, *counts, len(sets) // 5, *sets]
+    return Rows([*counted, *index_arguments(keys), *buckets], touched)
 
 
 def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) -> list[Argument]:
@@ -210,26 +230,62 @@ def list_arguments(keys: Keys, history: Append, entry: str, entries: Entries) ->
     return arguments
 
 
-def run(client: Any, name: str, keys: Keys, arguments: Sequence[Argument]) -> list[str]:
-    """Run the script `name` and return its reply, which may be a refusal. Raises redis-py's errors."""
-    return _run(client, name, keys.for_scripts, arguments)
+def run(client: Any, name: str, keys: Keys, arguments: Sequence[Argument], touched: Sequence[bytes] = ()) -> list[str]:
+    """Run the script `name` and return its reply, which may be a refusal. Raises redis-py's errors.
+
+    `touched` are keys of buckets that it changes.
+    """
+    return _run(client, name, keys.for_scripts, arguments, touched)
 
 
-def _run(client: Any, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> list[str]:
+def _run(
+    client: Any, name: str, keys: Sequence[str], arguments: Sequence[Argument], touched: Sequence[bytes] = ()
+) -> list[str]:
     body, digest = script(name)
+    words = (len(keys) + len(touched), *keys, *touched, len(keys) // 2, *arguments)
 
     def call() -> Sequence[Any]:
         try:
-            return cast(Sequence[Any], client.evalsha(digest, len(keys), *keys, *arguments))
+            return cast(Sequence[Any], client.evalsha(digest, *words))
         except redis.exceptions.NoScriptError:
-            return cast(Sequence[Any], client.eval(body, len(keys), *keys, *arguments))
+            return cast(Sequence[Any], client.eval(body, *words))
 
     return texts(redis_errors.patiently(call, pool=client.connection_pool))
 
 
-def forget(client: Any, marker: str, keys: Sequence[str]) -> None:
-    """Delete those of `keys` that belong to the marker, with their claims. Raises redis-py's errors."""
-    _run(client, "forget", with_claims(list(dict.fromkeys([marker, *keys]))), [])
+def forget(client: Any, marker: str, keys: Sequence[str], buckets: Sequence[bytes] = ()) -> None:
+    """Delete those of `keys` that belong to the marker, with their claims; before, their `buckets`, in several steps.
+
+    Raises redis-py's errors.
+    """
+    own = with_claims(list(dict.fromkeys([marker, *keys])))
+    for first in range(0, len(buckets), BUCKETS_PER_STEP):
+        _run(client, "forget", own, [], buckets[first : first + BUCKETS_PER_STEP])
+    _run(client, "forget", own, [])
+
+
+def buckets_in(client: Any, indexes: Sequence[Index], *, besides: Collection[str]) -> Iterator[list[bytes]]:
+    """Yield the existing keys that are named as buckets of these indexes, some at a time, except `besides`.
+
+    Raises redis-py's errors.
+    """
+    others = {key.encode("utf-8", "surrogateescape") for key in besides}
+    for index in indexes:
+        pattern = f"{glob_escaped(index.key)}:*"
+        keys: list[bytes] = []
+        for key in client.scan_iter(match=pattern, count=SCAN_KEYS):
+            if index.may_name(key) and key not in others:
+                keys.append(key)
+            if len(keys) == BUCKETS_PER_STEP:
+                yield keys
+                keys = []
+        if keys:
+            yield keys
+
+
+def glob_escaped(key: str) -> str:
+    """Return a pattern of SCAN that matches `key` alone."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", key)
 
 
 def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: int) -> bool:
@@ -241,7 +297,7 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
 
     def call() -> Any:
         pipeline = client.pipeline(transaction=False)
-        pipeline.eval(source, len(keys.for_scripts), *keys.for_scripts, *arguments)
+        pipeline.eval(source, len(keys.for_scripts), *keys.for_scripts, len(keys.own), *arguments)
         # WAITAOF waits for the last write of its own connection, and a pipeline has one.
         pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
         return pipeline.execute()
@@ -266,6 +322,29 @@ def marker_fields(client: Any, marker: str, data: Sequence[str]) -> tuple[dict[s
     return {name.decode(): value.decode() for name, value in fields.items()}, absent
 
 
+def look(client: Any, keys: Keys, owner: str, index: Index, cursor: int) -> int:
+    """Check whether some of an index's buckets exist; return the next cursor, 0 at the end.
+
+    Raises BucketLost if one does not exist, and redis-py's errors.
+    """
+    arguments: list[Argument] = [owner, keys.number(index.key), cursor, LOOK_MEMBERS]
+    reply = run(client, "look", keys, arguments)
+    raise_refusal(keys, reply)
+    return int(reply[1])
+
+
+def confirm_loss(client: Any, keys: Keys, owner: str, lost: BucketLost) -> None:
+    """Record the lost bucket in the marker unless it exists. Waits while its slot moves. Raises redis-py's errors."""
+    bucket = lost.index_key.encode() + b":" + lost.member
+    run(client, "confirm", keys, [owner, keys.number(lost.index_key), lost.member], [bucket])
+
+
+def claimed(client: Any, claims: Sequence[str]) -> dict[str, str]:
+    """Return all keys in these claims hashes, each with the marker that it belongs to. Raises redis-py's errors."""
+    pairs = [pair for name in claims for pair in client.hgetall(name).items()]
+    return {key.decode("utf-8", "surrogateescape"): claim.decode("utf-8", "surrogateescape") for key, claim in pairs}
+
+
 def claims_of(client: Any, keys: Sequence[str]) -> dict[str, str]:
     """Return the marker that each of `keys` belongs to, without unclaimed keys. Raises redis-py's errors."""
 
@@ -286,9 +365,9 @@ def texts(reply: Sequence[Any]) -> list[str]:
 
 @functools.cache
 def script(name: str) -> tuple[str, str]:
-    """Return source and SHA-1 of `lua/NAME.lua`, after `fence.lua`, which precedes every script."""
+    """Return source and SHA-1 of `lua/NAME.lua`, after the parts that precede every script."""
     directory = resources.files("onceflow.spark.redis") / "lua"
-    body = "\n".join((directory / f"{part}.lua").read_text("utf-8") for part in ("fence", name))
+    body = "\n".join((directory / f"{part}.lua").read_text("utf-8") for part in (*PARTS, name))
     return body, hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -320,10 +399,11 @@ def raise_refusal(keys: Keys, reply: Sequence[str]) -> None:
                 f"{Remedy.START_AGAIN}, which writes the missing ones"
             )
         case "lost":
-            raise MarkerMoved(
+            reason = (
                 f"marker {keys.marker} has written {values[0]}, and that key no longer exists (evicted, expired or "
                 f"deleted): {Remedy.START_AGAIN}"
             )
+            raise BucketLost(reason, values[1], bytes.fromhex(values[2])) if values[1:] else MarkerMoved(reason)
         case "unclaimed":
             raise MarkerMoved(
                 f"key {values[0]} is no longer claimed for marker {keys.marker}, so Redis lost the claim or it was "
@@ -404,7 +484,8 @@ def _why_incompatible(kind: str, values: Sequence[str], keys: Keys) -> str:
 
 def _without_rebuild(keys: Keys, key: str) -> str:
     """Return the end of the message if the sink has written the key before, so that it counts as lost."""
-    if key not in keys.data:
+    is_bucket = any(key.startswith(f"{index.key}:") for index in keys.indexes)
+    if key not in keys.data and not is_bucket:
         return ""
     reset = Remedy.COUNT_AGAIN.format(reset=keys.reset)
     return f", which needs rebuild= to count its contents again; without it {reset}"

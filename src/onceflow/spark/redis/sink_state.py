@@ -1,7 +1,6 @@
 """Redis sinks as commands see them: the marker, all keys of a sink, and their deletion."""
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,7 @@ from onceflow.redis import pool as redis_pool
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.marker import TAGS_MAX, Marker, claims_key, same_slot, tagged_key
-
-SCAN_KEYS = 10_000
+from onceflow.spark.redis.targets import Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +24,8 @@ class SinkKeys:
     """Names claimed for the marker, whether the keys exist or not."""
     present: dict[str, str | None]
     """Existing keys with the given names or named after the hash key, each with the marker that it belongs to."""
+    buckets: dict[str, list[bytes]]
+    """Existing buckets of each index that is claimed for the marker."""
 
     @property
     def own(self) -> list[str]:
@@ -55,6 +55,8 @@ class RedisSinkState:
     key: str
     marker: Marker | None
     has_counts: bool
+    buckets: dict[str, int]
+    """Number of members of each index."""
 
     @property
     def proof(self) -> Marker | None:
@@ -73,8 +75,9 @@ def read_redis_sink(url: str, hash_key: str, reset: str) -> RedisSinkState:
         # First read the names of the written keys, which are never removed; then everything at one instant.
         fields, _ = redis_scripts.marker_fields(client, key, [])
         fields, absent = redis_scripts.marker_fields(client, key, [hash_key, *markers.written_keys(fields)])
+        buckets = {index.key: int(client.zcard(index.key)) for index in markers.indexes(fields)}
     marker = markers.parse(key, fields, reset=reset, absent=absent)
-    return RedisSinkState(url, hash_key, key, marker, hash_key not in absent)
+    return RedisSinkState(url, hash_key, key, marker, hash_key not in absent, buckets)
 
 
 def marker_query(url: str, hash_key: str) -> str | None:
@@ -109,11 +112,25 @@ def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> SinkKeys:
     with _translate_redis_errors(url, "to find the sink's keys"):
         client: Any = redis_pool.client(url, hash_key)
         claims_hashes = list(dict.fromkeys(map(claims_key, (marker, *named))))
-        claims = {_text(key): _text(claim) for name in claims_hashes for key, claim in client.hgetall(name).items()}
+        claims = redis_scripts.claimed(client, claims_hashes)
         claimed = [key for key, claim in claims.items() if claim == marker]
-        beside = sorted(set(_named_after(client, hash_key)).difference(claims_hashes))
+        indexes = [index for index in _indexes(client, marker) if claims.get(index.key) == marker]
+        buckets = {
+            index.key: [key for step in redis_scripts.buckets_in(client, [index], besides=claims) for key in step]
+            for index in indexes
+        }
+        known = {_text(key) for keys in buckets.values() for key in keys}
+        beside = sorted(set(_named_after(client, hash_key)).difference(claims_hashes, known))
         names = dict.fromkeys([*named, *beside, *claimed])
-        return SinkKeys(marker, claimed, {key: claims.get(key) for key in names if client.exists(_encoded(key))})
+        present = {key: claims.get(key) for key in names if client.exists(_encoded(key))}
+        return SinkKeys(marker, claimed, present, buckets)
+
+
+def _indexes(client: Any, marker: str) -> list[Index]:
+    """Return the indexes that the marker lists; none if there is no marker."""
+    if client.type(marker) != b"hash":
+        return []
+    return markers.indexes(redis_scripts.marker_fields(client, marker, [])[0])
 
 
 @contextlib.contextmanager
@@ -125,16 +142,19 @@ def _translate_redis_errors(url: str, doing: str) -> Iterator[None]:
 
 
 def _named_after(client: Any, hash_key: str) -> Iterator[str]:
-    beside = same_slot(hash_key, "")
-    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", beside)
-    for name in client.scan_iter(match=f"{pattern}*", count=SCAN_KEYS):
+    pattern = redis_scripts.glob_escaped(same_slot(hash_key, ""))
+    for name in client.scan_iter(match=f"{pattern}*", count=redis_scripts.SCAN_KEYS):
         yield _text(name)
 
 
 def forget_redis_keys(url: str, keys: SinkKeys) -> None:
-    """Delete the claimed keys in one script, so marker and counts are deleted together. Raises RedisFailed."""
+    """Delete the claimed keys in one script, so marker and counts are deleted together; before, their buckets.
+
+    Raises RedisFailed.
+    """
+    buckets = [key for names in keys.buckets.values() for key in names]
     with _translate_redis_errors(url, "to delete the sink's keys"):
-        redis_scripts.forget(redis_pool.client(url, keys.marker), keys.marker, keys.claimed)
+        redis_scripts.forget(redis_pool.client(url, keys.marker), keys.marker, keys.claimed, buckets)
 
 
 def _text(name: bytes) -> str:

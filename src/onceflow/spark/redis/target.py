@@ -33,10 +33,12 @@ from onceflow.spark.redis import repair
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis import settings as redis_settings
 from onceflow.spark.redis.batch import BatchWriter
+from onceflow.spark.redis.buckets import Argument
 from onceflow.spark.redis.marker import Marker
 from onceflow.spark.redis.repair import MissingRanges, Step
-from onceflow.spark.redis.rows import COLUMNS, VALUE
-from onceflow.spark.redis.scripts import Append, Argument, Keys, OwnerLost
+from onceflow.spark.redis.rows import columns_of
+from onceflow.spark.redis.scripts import BucketLost, Keys, OwnerLost
+from onceflow.spark.redis.targets import Append
 from onceflow.spark.sink import Sink, consume
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ _log = logging.getLogger(__name__)
 HISTORY_LENGTH = 600
 SYNC_WAIT_MS = 10_000
 REPAIR_STEPS = 3
+LOOKS = 100
+"""Scripts of one check of buckets, each for some 1,000 of them."""
 WHOLE_TAILS_SINCE = (9, 1, 2)
 """First Valkey that removes the start of a torn script from its append-only file (valkey-io/valkey#4342)."""
 WAITAOF_SINCE = (7, 2)
@@ -88,6 +92,8 @@ class RedisTarget(Sink):
         self._settled = NO_BATCH
         self._waits_for_sync = True
         self._reads_settings = True
+        self._looked = (0, 0)
+        """Index and cursor where the check of buckets continues."""
         self._rows_before: int | None = None
         self.is_stateful = False
         """Whether a batch's rows may depend on earlier offsets."""
@@ -164,6 +170,7 @@ class RedisTarget(Sink):
             return None
         with self._translate_redis_errors():
             self._check_settings()
+            self._check_buckets()
         marker = self.marker()
         if marker is None:
             raise MarkerRefused(decision.missing(expected, self.wording).reason)
@@ -241,7 +248,9 @@ class RedisTarget(Sink):
             yield
         except redis.RedisError as error:
             raise redis_errors.failed(self._url, self.moment, error) from error
-        except AttemptEnded:
+        except AttemptEnded as ended:
+            if isinstance(ended, BucketLost):
+                self._confirm_loss(ended)
             # Remains of this attempt in an executor carry the former epoch, and are refused from now on.
             self._owner = None
             raise
@@ -269,8 +278,12 @@ class RedisTarget(Sink):
     def _delete_counts(self, query: str) -> None:
         """Delete the rest of counts with a lost key, and rewind the marker to before the first batch."""
         assert self._owner is not None
-        reply = redis_scripts.run(self._client(), "rewind", self._keys, [query, self._owner])
-        redis_scripts.raise_refusal(self._keys, reply)
+        client, keys = self._client(), self._keys
+        # Another key may be named like a bucket.
+        besides = redis_scripts.claimed(client, keys.claims) if keys.indexes else {}
+        for touched in (*redis_scripts.buckets_in(client, keys.indexes, besides=besides), []):
+            reply = redis_scripts.run(client, "rewind", keys, [query, self._owner], touched)
+            redis_scripts.raise_refusal(keys, reply)
 
     def _check_settings(self) -> None:
         """Refuse settings that were changed since the query started and could lose a write."""
@@ -282,6 +295,29 @@ class RedisTarget(Sink):
             raise UnsuitableRedis(
                 f"settings of Redis at {shown(self._url)} were changed while the query runs: {reason}"
             )
+
+    def _confirm_loss(self, lost: BucketLost) -> None:
+        assert self._owner is not None
+        try:
+            redis_scripts.confirm_loss(self._client(), self._keys, self._owner, lost)
+        except redis.RedisError as error:
+            raise redis_errors.failed(self._url, self.moment, error) from error
+
+    def _check_buckets(self) -> None:
+        """Record in the marker if a bucket is lost; of many buckets, each call checks the next ones."""
+        if self._owner is None or not self._keys.indexes:
+            return
+        client = self._client()
+        for _ in range(LOOKS):
+            number, cursor = self._looked
+            try:
+                cursor = redis_scripts.look(client, self._keys, self._owner, self._keys.indexes[number], cursor)
+            except BucketLost as lost:
+                redis_scripts.confirm_loss(client, self._keys, self._owner, lost)
+                return
+            self._looked = (number, cursor) if cursor else ((number + 1) % len(self._keys.indexes), 0)
+            if self._looked == (0, 0):
+                return
 
     def _writer_of(self, batch: Batch, marker: Marker | None) -> BatchWriter:
         assert self._owner is not None
@@ -317,8 +353,8 @@ class RedisTarget(Sink):
         assert self._rebuild is not None
         if missing is not None:
             return self._rebuild(missing)
-        columns = COLUMNS | VALUE if self._keys.sets else COLUMNS
-        empty: DataFrame = self._session.createDataFrame([], ", ".join(map(" ".join, columns.items())))
+        columns = columns_of(self._keys).items()
+        empty: DataFrame = self._session.createDataFrame([], ", ".join(map(" ".join, columns)))
         return empty
 
     def _settle(self, query: str, batch: int) -> None:

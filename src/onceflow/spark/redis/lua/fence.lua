@@ -5,16 +5,17 @@
 -- write can fail any more. A refusal is a list of texts; the first names the reason. Counts are compared as text: Lua's
 -- numbers are doubles of 53 bits.
 --
--- KEYS: marker, history, then all data keys of the sink; then the claims hash of each, in the same order. A claims hash
--- has names of keys as fields; the value is the one marker that the key belongs to.
--- ARGV is taken in order, from the first to the last.
+-- KEYS: marker, history, then all data keys of the sink; then the claims hash of each, in the same order; then the
+-- buckets that a script changes. A claims hash has names of keys as fields; the value is the one marker that the key
+-- belongs to.
+-- ARGV is taken in order, from the first to the last. The first is the number of the sink's own keys.
 
 local MARKER, HISTORY = KEYS[1], KEYS[2]
 local DATA_FIRST = 3
-local OWN = #KEYS / 2
+local OWN = tonumber(ARGV[1])
 local DIGITS_MAX = 18
 
-local taken = 0
+local taken = 1
 
 local function take()
   taken = taken + 1
@@ -70,11 +71,30 @@ local function written_field(key)
   return 'written:' .. key
 end
 
--- A data key that was written and no longer exists. No script of the sink empties a key.
+-- A data key that was written and no longer exists, or a lost bucket that an earlier script met. A script that empties
+-- a key forgets that it was written.
 local function lost_key()
+  if field('lost') ~= '' then return field('lost') end
   for index = DATA_FIRST, OWN do
     local key = KEYS[index]
     if not exists(key) and field(written_field(key)) ~= '' then return key end
+  end
+end
+
+-- Keeps in the marker that a bucket is lost, for the next start.
+local function record_loss(key)
+  redis.call('HSET', MARKER, 'lost', (string.gsub(key, '[^!-~]', '?')))
+end
+
+-- Deletes the buckets among KEYS, those of a key that belongs to the marker.
+local function unlink_buckets()
+  for at = 2 * OWN + 1, #KEYS do
+    for index = 1, OWN do
+      local beside = KEYS[index] .. ':'
+      if string.sub(KEYS[at], 1, #beside) == beside and claim_of(index) == MARKER then
+        redis.call('UNLINK', KEYS[at])
+      end
+    end
   end
 end
 
