@@ -72,8 +72,9 @@ def reset_redis(
     """Delete a Redis sink's counts and marker, and its query's checkpoint, to count the log again.
 
     One Redis script (with --tags one per tag) deletes the keys that the sink's marker has claimed in the slots of the
-    hash key and of each --key; then the checkpoint is deleted. Other keys are kept and listed. Refused while a driver
-    holds the checkpoint. Without --checkpoint drivers are not checked: a running one fails at its next micro-batch.
+    hash key and of each --key, after their buckets, 1,000 at a time; then the checkpoint is deleted. Other keys are
+    kept and listed. Refused while a driver holds the checkpoint. Without --checkpoint drivers are not checked: a
+    running one fails at its next micro-batch.
 
     \b
     Examples:
