@@ -164,7 +164,7 @@ def expected(rows: Sequence[Row], newest: int, client: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_buckets_follow_from_the_rows(url: str, seed: int) -> None:
-    """In any order and any batches, whole, in chunks and repeated, the kept buckets are the same."""
+    """The kept buckets are the same in any order and any batches, whole, in chunks and repeated."""
     randomly = random.Random(seed)
     events = [
         rows_at(randomly.randrange(400), randomly.choice("abcdefgh"), randomly.randrange(9))

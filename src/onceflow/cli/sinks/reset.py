@@ -113,14 +113,14 @@ def reset_redis(
         kept.append(f"other keys that the sink may have written: {groups[0][0]} does not exist; {Remedy.NAME_KEYS}")
     if under and not tags:
         kept.append(f"the data of a TaggedRedisSink under tags of {hash_key}: --tags deletes it")
-    deleted = [f"{key} at {shown(redis_url)}" for key in own_keys]
-    deleted += [
-        f"{len(names)} buckets of {key} at {shown(redis_url)}"
-        for sink in sinks
-        for key, names in sink.buckets.items()
-        if names
-    ]
+    deleted = [f"{what} at {shown(redis_url)}" for what in (*own_keys, *_buckets(sinks))]
     _print_reset(deleted, kept, checkpoint, execute, as_json, warning, strays=_strays(sinks))
+
+
+def _buckets(groups: "Iterable[SinkKeys]") -> list[str]:
+    """Return the number of buckets of each index that has some."""
+    pairs = (pair for keys in groups for pair in keys.buckets.items())
+    return [f"{len(names)} buckets of {key}" for key, names in pairs if names]
 
 
 def _strays(groups: "Iterable[SinkKeys]") -> list[str]:

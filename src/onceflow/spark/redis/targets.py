@@ -86,7 +86,7 @@ class BucketIncrement:
 
 @dataclass(frozen=True, slots=True)
 class BucketRanking:
-    """As BucketIncrement, but the bucket `key:START` is a sorted set, in which NAME has the sum as its score.
+    """Rows as BucketIncrement's, but the bucket `key:START` is a sorted set, in which NAME has the sum as its score.
 
     A score has at most 2^53, above which doubles are not exact; a greater one is refused.
     """

@@ -37,7 +37,7 @@ local function merged(intervals, gap)
   return result
 end
 
--- Adds to `stored`, by text, the intervals of the key that touch `new`; returns a member that is no interval.
+-- Adds to `stored`, by text, the intervals of the key that touch `new`; returns a member of another form.
 local function read_touching(key, new, index, stored)
   local upper = digits(new.ended + index.limit)
   while upper do
