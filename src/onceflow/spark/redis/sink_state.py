@@ -130,7 +130,7 @@ def _indexes(client: Any, marker: str) -> list[Index]:
     """Return the indexes that the marker lists; none if there is no marker."""
     if client.type(marker) != b"hash":
         return []
-    return markers.indexes(redis_scripts.marker_fields(client, marker, [])[0])
+    return markers.indexes({_text(name): _text(value) for name, value in client.hgetall(marker).items()})
 
 
 @contextlib.contextmanager

@@ -142,9 +142,13 @@ add_to['distinct'] = function(index, group)
   end
 end
 
+-- Returns whether the buckets are removed. While a slot of a cluster moves, Redis refuses a script's access to a key that
+-- is at the other node already. At this point the script must not fail, so they are left to a later one.
 local function remove(index, members)
   local keys = {}
   for at, member in ipairs(members) do keys[at] = index.key .. ':' .. member end
-  redis.call('UNLINK', unpack(keys))
+  local reply = redis.pcall('UNLINK', unpack(keys))
+  if type(reply) == 'table' and reply.err then return false end
   redis.call('ZREM', index.key, unpack(members))
+  return true
 end

@@ -78,7 +78,7 @@ local function remove_old(indexes)
     while newest and index.retention and left > 0 and #members > 0 do
       local below = '(' .. digits(newest - index.retention)
       members = redis.call('ZRANGEBYSCORE', index.key, '-inf', below, 'LIMIT', 0, math.min(left, PIECE))
-      if #members > 0 then remove(index, members) end
+      if #members > 0 and not remove(index, members) then members = {} end
       left = left - #members
     end
     if not exists(index.key) then redis.call('HDEL', MARKER, written_field(index.key)) end
