@@ -180,9 +180,10 @@ def test_bucket_at_other_node_is_waited_for(cluster: RedisCluster) -> None:
 def test_moved_bucket_is_removed_later(cluster: RedisCluster) -> None:
     """Retention must not fail after the script's first write."""
     keys = new_buckets()
+    keys = replace(keys, buckets=keys.buckets[:2])
     driver = Writer(cluster.url, keys)
     total: IntervalRow = ("total", b"a", 1, None)
-    driver.write(0, [total, *rows_at(0, "a")])
+    driver.write(0, [total, *rows_at(0, "a")[:2]])
     target = other_master(cluster, cluster.owner_of(keys.marker))
     source = cluster.begin_move(keys.marker, target)
     old = f"{keys.indexes[0].key}:0"
@@ -190,8 +191,7 @@ def test_moved_bucket_is_removed_later(cluster: RedisCluster) -> None:
     driver.client.hset(keys.marker, "newest_ms", 1_000)
     driver.write(1, [total])
     assert driver.client.hget(keys.increments[0].key, "a") == b"2"
-    others = [index.key + ":" + member for index in keys.indexes for member in ("0", "0:", "0:a")]
-    cluster.move_keys(source, target, *keys.all, *others)
+    cluster.move_keys(source, target, *keys.all, f"{keys.indexes[1].key}:0")
     cluster.end_move(keys.marker, target)
     assert redis_pool.client(cluster.url, keys.marker).zrange(keys.indexes[0].key, 0, -1) == [b"0"]
     driver.write(2, [total])
