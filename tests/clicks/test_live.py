@@ -24,7 +24,7 @@ from onceflow.redis import pool as redis_pool
 from onceflow.spark.exactly_once.batch import Batch
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis import scripts as redis_scripts
-from onceflow.spark.redis.scripts import Append, Increment
+from onceflow.spark.redis.targets import Append, Increment
 from onceflow.testing import BrokerProcess
 from tests.conftest import WITHIN_S, RedisProcess
 from tests.spark.redis_steps import CHUNKS, Driver, chunk_of

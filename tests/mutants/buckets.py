@@ -15,7 +15,6 @@ MUTANTS = (
         "    index.floor = 0\n",
         _FOLLOW,
     ),
-    Mutant(_LUA + "indexes.lua", "  group.late = true\n", "", _FOLLOW),
     Mutant(_LUA + "indexes.lua", "(index.late_name == '' or index.late_name == ARGV[at])", "true", _FOLLOW),
     Mutant(
         _LUA + "indexes.lua",
@@ -63,7 +62,6 @@ MUTANTS = (
         " then",
         _BUCKETS + "test_bucket_that_exists_is_not_lost",
     ),
-    Mutant(_LUA + "rewind.lua", "  record_loss(lost)\n", "", _BUCKETS + "test_rewind_deletes_all_buckets"),
     Mutant(
         _LUA + "forget.lua", "then record_loss(KEYS[#KEYS]) end", "then end", _BUCKETS + "test_killed_reset_is_a_loss"
     ),

@@ -212,21 +212,18 @@ def test_kept_until_newest_time_passes_retention(url: str) -> None:
 
 
 def test_one_script_removes_at_most_10000(url: str) -> None:
+    """The next start has a retention, so that 10,009 of 10,020 buckets are old."""
     keys = new_keys()
-    keys = replace(keys, buckets=keys.buckets[:1])
-    driver = Writer(url, keys)
-    starts = range(0, 10_005 * WIDTH, WIDTH)
-    driver.write(0, [("sum", f"{start}:a".encode(), 1, None) for start in starts[:5_000]])
-    client = driver.client
-    client.hdel(keys.marker, "newest_ms")
-    driver.write(1, [("sum", f"{start}:a".encode(), 1, None) for start in starts[5_000:]])
-    kept = KEPT // WIDTH + 1
-    assert client.zcard(keys.indexes[0].key) == max(kept, 10_005 - 10_000)
-    client.hset(keys.marker, "newest_ms", 0)
-    for number, left in ((2, 5), (3, 1), (4, 1)):
-        driver.write(number, [("sum", b"900000:a", 1, None)] if number == 2 else [])
-        assert client.zcard(keys.indexes[0].key) in (left, kept + 1, 1)
-    assert state(driver)["sum"] == {b"900000": {b"a": 1}}
+    index = keys.indexes[0].key
+    forever = BucketIncrement("sum", index, WIDTH)
+    driver = Writer(url, replace(keys, buckets=(forever,)))
+    starts = range(0, 10_020 * WIDTH, WIDTH)
+    driver.write(0, [("sum", f"{start}:a".encode(), 1, None) for start in starts])
+    driver = Writer(url, replace(keys, buckets=(replace(forever, retention_ms=KEPT),)))
+    for number, left in ((1, 20), (2, 11), (3, 11)):
+        driver.write(number, [])
+        assert driver.client.zcard(index) == left
+    assert set(state(driver)["sum"]) == {b"%d" % start for start in starts[-11:]}
 
 
 def test_emptied_index_is_not_lost(url: str) -> None:

@@ -5,12 +5,10 @@ local query, owner = take(), take()
 
 local refusal = refusal_of_start(query, owner)
 if refusal then return refusal end
-local lost = lost_key()
-if not lost then return {'already'} end
+if not lost_key() then return {'already'} end
 
 if #KEYS > 2 * OWN then
-  -- Another start continues here if this one is killed.
-  record_loss(lost)
+  -- Another start continues if this one is killed: the lost key still is.
   unlink_buckets()
   return {'done'}
 end
