@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis as redis_clients
@@ -26,8 +26,12 @@ from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.targets import Append, Increment
 from onceflow.testing import BrokerProcess
+from tests.clicks.counting_run import CountingRun
 from tests.conftest import WITHIN_S, RedisProcess
 from tests.spark.redis_steps import CHUNKS, Driver, chunk_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PARTITIONS = 3
 PLAN = json.dumps({"counts": "clicks", "key_field": "uid", "value_field": "click_count"})
@@ -366,3 +370,23 @@ def test_new_partitions_are_read(
     view = await_view(live, lambda view: view.not_counted == 1)
     assert view.snapshot is not None
     assert view.snapshot.clicks == 4
+
+
+def test_counts_while_spark_counts(
+    start_live: StartLive, spark: "SparkSession", redis_server: RedisProcess, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    """Events are written before, between and during the micro-batches of the real pipeline."""
+    counting = CountingRun(bootstrap, topic, redis_server, tmp_path)
+    live = start_live(counting.url, counting.hash_key, bootstrap, topic)
+    live.wait_until_live(WITHIN_S)
+    with Checker(live, bootstrap, topic) as checker:
+        checker.write(300)
+        checker.await_everything(not_counted=300)
+        writing = threading.Thread(target=checker.write, args=(300,))
+        writing.start()
+        counting.count(spark)
+        writing.join()
+        checker.await_everything()
+        counting.count(spark)
+        checker.await_everything(not_counted=0)
+    counting.verify()
