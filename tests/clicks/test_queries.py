@@ -11,7 +11,7 @@ import duckdb
 import msgspec
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from onceflow.cli import onceflow
@@ -82,6 +82,14 @@ def test_counts(events: list[dict[str, Any]], directory: Path, per: str, by: str
         assert opened.counts(per, by=by, users=True) == expected_counts(events, WIDTHS_MS[per], by)
 
 
+def test_bucket_before_1970(tmp_path: Path) -> None:
+    """A record's timestamp may be -1."""
+    filled(tmp_path, [[b'{"uid":"ann","click_count":2}']], timestamp_ms=-1)
+    with open_events(tmp_path) as opened:
+        [row] = opened.counts("hour")
+    assert row == {"start_ms": -3_600_000, "end_ms": 0, "events": 1, "clicks": 2}
+
+
 def test_conditions_combine(events: list[dict[str, Any]], directory: Path) -> None:
     begin, end = START_MS + 10 * MINUTE_MS, START_MS + 60 * MINUTE_MS
     chosen = [
@@ -129,17 +137,22 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=4), VALUES, min_size=1, max_size=3), st.data())
 def test_dimension_follows_the_rules(fields: dict[str, Any], data: st.DataObject) -> None:
     """Any field's value is that of the rules for `os_type`: text, an integer's text, or unknown."""
     name = data.draw(st.sampled_from([*fields, "absent"]))
     extra = msgspec.json.encode(fields)
     raw = msgspec.json.decode(extra, type=dict[str, msgspec.Raw]).get(name, b"")
-    query = queries._Query()
-    text = f"SELECT {query.dimension(name) if name not in ('uid', 'os') else '1'} FROM (SELECT $extra AS extra)"
+    assume(name not in ("uid", "os"))
+    query, value = queries._Query(), os_of(bytes(raw))
+    texts = [value, "unknown", bytes(raw).decode().strip('"')]
+    conditions = ", ".join([query.condition(name, [text]) for text in texts])
+    text = f"SELECT {query.dimension(name)}, {conditions} FROM (SELECT $extra AS extra)"
     with duckdb.connect() as database:
-        rows = database.execute(text, {**query.parameters, "extra": extra.decode()}).fetchall()
-    assert name in ("uid", "os") or rows == [(os_of(bytes(raw)),)]
+        row = database.execute(text, {**query.parameters, "extra": extra.decode()}).fetchone()
+    # SQL has null for false where the field is absent.
+    assert row is not None and [row[0], *map(bool, row[1:])] == [value, *(text == value for text in texts)]
 
 
 def test_log_behind_the_archive(bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ TAIL_RECORDS_MAX = 1_000_000
 """Records behind the archive that a query reads from the log."""
 VALUE_BYTES_MAX = 1024
 UNKNOWN = "unknown"
+_SHIFT_MS = 10**8 * WIDTHS_MS["day"]
 _COLUMNS = {"uid", "os"}
 
 Row = dict[str, Any]
@@ -72,17 +73,17 @@ class Events:
         """
         width = WIDTHS_MS[per]
         query = _Query()
-        # A remainder of a time before 1970 is negative.
-        start = f"epoch_ms(event_time) - (epoch_ms(event_time) % {width} + {width}) % {width}"
-        columns = [f"{start} AS start_ms", f"{start} + {width} AS end_ms"]
-        if by is not None:
-            columns.append(f"{query.dimension(by)} AS value")
-        distinct = ", count(DISTINCT uid) AS users" if users else ""
+        # Division rounds toward zero, so times before 1970 are shifted.
+        bucket = f"(epoch_ms(event_time) + {_SHIFT_MS}) // {width} AS bucket"
+        value, kept = ("", "") if by is None else (f", {query.dimension(by)} AS value", "value, ")
+        distinct, users_kept = (", count(DISTINCT uid) AS users", ", users") if users else ("", "")
+        counted = f"SELECT {bucket}{value}, count(*) AS events, sum(clicks)::BIGINT AS clicks{distinct}"
+        start = f"bucket * {width} - {_SHIFT_MS} AS start_ms, start_ms + {width} AS end_ms"
         return self._rows(
             query,
             selection,
-            f"SELECT {', '.join(columns)}, count(*) AS events, sum(clicks)::BIGINT AS clicks{distinct}",
-            "GROUP BY ALL ORDER BY ALL",
+            f"SELECT {start}, {kept}events, clicks{users_kept} FROM ({counted}",
+            "GROUP BY ALL) ORDER BY ALL",
         )
 
     def top(self, dimension: str, selection: Selection = ALL, *, count: int = 10) -> list[Row]:
@@ -143,13 +144,24 @@ class _Query:
         """Return the expression for a dimension's value."""
         if name in _COLUMNS:
             return name
-        # A JSON pointer.
-        path = self.parameter("/" + name.replace("~", "~0").replace("/", "~1"))
-        text = (
-            f"CASE WHEN json_type(extra, {path}) = 'VARCHAR' THEN json_extract_string(extra, {path}) "
-            f"ELSE regexp_extract(CAST(json_extract(extra, {path}) AS VARCHAR), '^-?[0-9]+$') END"
-        )
-        return f"CASE WHEN strlen({text}) BETWEEN 1 AND {VALUE_BYTES_MAX} THEN {text} ELSE '{UNKNOWN}' END"
+        text, kind = self._field(name)
+        is_value = f"({kind} = 'VARCHAR' OR regexp_full_match({text}, '-?[0-9]+'))"
+        fits = f"strlen({text}) BETWEEN 1 AND {VALUE_BYTES_MAX}"
+        return f"CASE WHEN {fits} AND {is_value} THEN {text} ELSE '{UNKNOWN}' END"
+
+    def condition(self, name: str, values: list[str]) -> str:
+        """Return the condition that a dimension has one of these values."""
+        chosen = self.parameter(values)
+        exact = f"{self.dimension(name)} IN {chosen}"
+        if name in _COLUMNS or UNKNOWN in values:
+            return exact
+        # Most events differ in the text already, which is cheaper to compare.
+        return f"{self._field(name)[0]} IN {chosen} AND {exact}"
+
+    def _field(self, name: str) -> tuple[str, str]:
+        """Return the expressions for the text and the JSON type of a field in `extra`."""
+        pointer = self.parameter("/" + name.replace("~", "~0").replace("/", "~1"))
+        return f"json_extract_string(extra, {pointer})", f"json_type(extra, {pointer})"
 
     def where(self, selection: Selection) -> str:
         conditions = []
@@ -159,7 +171,7 @@ class _Query:
         values: dict[str, list[str]] = {}
         for name, value in selection.where:
             values.setdefault(name, []).append(value)
-        conditions += [f"{self.dimension(name)} IN {self.parameter(chosen)}" for name, chosen in values.items()]
+        conditions += [self.condition(name, chosen) for name, chosen in values.items()]
         return f"WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
