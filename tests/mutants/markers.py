@@ -192,8 +192,8 @@ MUTANTS = (
     ),
     Mutant(
         "spark/redis/repair.py",
-        "    if marker.batch < target.number and not marker.complete:",
-        "    if marker.batch < target.number - 1 and not marker.complete:",
+        "    if not marker.complete and (marker.batch < target.number or is_bridge):",
+        "    if not marker.complete and (marker.batch < target.number - 1 or is_bridge):",
         _REPAIR + "test_steps_of_a_repair",
     ),
     Mutant(
