@@ -30,7 +30,8 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.checkpoint_lock import without_driver
-from onceflow.spark.redis_sink import IncompatibleData, MarkerRefused, RedisSink, RepairFailed
+from onceflow.spark.offsets import OffsetRange
+from onceflow.spark.redis_sink import IncompatibleData, MarkerRefused, MissingRanges, RedisSink, RepairFailed
 from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
@@ -87,6 +88,47 @@ def test_every_users_sum_is_exact_over_restarts(run: CountingRun, spark: SparkSe
     with run.redis() as client:
         client.hincrby(run.hash_key, "bob", 1)
     assert [one["field"] for one in run.verify(code=1)["differences"]] == ["bob"]
+
+
+def test_rows_of_good_and_bad_events(run: CountingRun, spark: SparkSession) -> None:
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    ranges = tuple(OffsetRange(run.topic, partition, 0, len(values)) for partition, values in GOOD_AND_BAD.items())
+    rows = ClickPipeline(run.bootstrap, run.topic, "").rows_again(spark, MissingRanges(ranges, {}))
+    assert dict(rows.dtypes) == {"target": "string", "field": "binary", "amount": "bigint"}
+    sums: Counter[tuple[str, bytes]] = Counter()
+    pointers = []
+    for target, field, amount in rows.collect():
+        if target == "dead":
+            pointers.append(bytes(field))
+            assert 0 < amount / 1_000_000 < time.time() + 60
+        else:
+            sums[target, bytes(field)] += amount
+    assert sums == {
+        ("count", b"ada"): 3,
+        ("count", b"bob"): 8,
+        ("count", b"eve"): 0,
+        ("os", b"iOS"): 3,
+        ("os", b"unknown"): 2,
+        ("os", b"Android"): 6,
+        ("totals", b"events"): 9,
+        ("totals", b"clicks"): 11,
+        ("totals", b"bad"): 4,
+        ("bad", b"not-json"): 1,
+        ("bad", b"uid-empty"): 1,
+        ("bad", b"no-value"): 1,
+        ("bad", b"not-utf8"): 1,
+    }
+    assert sorted(pointers) == [b"0:2:not-json", b"1:1:uid-empty", b"1:2:no-value", b"1:4:not-utf8"]
+
+
+def test_only_bad_events(run: CountingRun, spark: SparkSession) -> None:
+    write(run.bootstrap, run.topic, {0: [b"nonsense"] * 3})
+    run.count(spark)
+    with run.redis() as client:
+        assert client.hgetall(run.keys.totals) == {b"events": b"3", b"clicks": b"0", b"bad": b"3"}
+        assert client.lrange(run.keys.dead, 0, -1) == [b"0:%d:not-json" % offset for offset in (2, 1, 0)]
+        assert not client.exists(run.hash_key)
+    assert run.verify()["bad_by_reason"] == {"not-json": 3}
 
 
 def assert_not_restarted(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from tests.mutants.mutant import Mutant
 
 _EVENTS = "clicks/test_events.py::"
 _COLUMNS = "clicks/test_columns.py::"
-_COUNTING = "clicks/test_counting.py::"
 _NOW = "clicks/test_now.py::"
 _VERIFY = "clicks/test_verify.py::"
 _INGEST = "clicks/ingest/"
@@ -57,18 +56,6 @@ MUTANTS = (
         'shift if parts["sign"] == "-" else -shift',
         'shift if parts["sign"] == "+" else -shift',
         _COLUMNS + "test_times_on_columns_and_in_the_recount",
-    ),
-    Mutant(
-        "clicks/counting.py",
-        "            yield sums.rows()\n            sums = Sums(dead_length)\n",
-        "            yield sums.rows()\n",
-        _COUNTING + "test_many_users_are_emitted_early",
-    ),
-    Mutant(
-        "clicks/counting.py",
-        "        self.dead = sorted(self.dead)[-self._dead_length :]",
-        "        self.dead = sorted(self.dead)[: self._dead_length]",
-        _COUNTING + "test_only_newest_pointers_are_emitted",
     ),
     Mutant(
         "clicks/verify.py",
