@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, Sequence[str]] = {
     "sink": ("show", "redis", "--redis", "redis://127.0.0.1:1/1"),
     "status": (*BROKER, *REDIS),
     "load": ("missing", "{file}.d", *BROKER),
-    "archive": ("{file}.d", *BROKER),
+    "archive": ("{file}.d", "--topic", "absent", *BROKER),
     "query": ("totals", "--archive", "{file}.d"),
     "report": ("2026-02-14", "--archive", "{file}.d"),
 }

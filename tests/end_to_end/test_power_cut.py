@@ -127,9 +127,9 @@ class PowerCuts:
             prepare(local, number)
             self._take(f"after the syncs of batch {number}")
 
-        def watched_run(client: Any, name: str, keys: Any, arguments: Any) -> list[str]:
+        def watched_run(client: Any, name: str, keys: Any, arguments: Any, touched: Any = ()) -> list[str]:
             self._take(f"before script {name}")
-            reply = run(client, name, keys, arguments)
+            reply = run(client, name, keys, arguments, touched)
             self._take(f"after script {name}")
             return reply
 
