@@ -91,6 +91,8 @@ class Remedy(StrEnum):
     NAME_TIME = "specify it with --field event_time=FIELD"
     MAKE_ROOM = "free some space"
     OTHER_TMPDIR = "set TMPDIR to another place"
+    WHOLE_HOURS = "choose a --length and --slide of whole hours or days, or a later --from"
+    COUNT_OVER_TIME = "start 'onceflow run' with --measures, a new --checkpoint and a new --hash-key"
     START_RUN = "start 'onceflow run' with this --redis and --hash-key"
     NAME_WHAT_RUNS = "specify the values that it was started with"
     START_STREAM = "if the stream stopped in the middle of a batch, restart it"

@@ -1,62 +1,29 @@
 """The pipeline: events from any Kafka, validated and summed in the read tasks, added to Redis exactly once.
 
-    format("onceflow") with ClickDecoder and GROUPING SETS → _sink_rows → foreachBatch(RedisSink)
+    format("onceflow") with ClickDecoder and GROUPING SETS → sink_rows → foreachBatch(RedisSink)
 
 A micro-batch's counts and their marker become visible in the same atomic step (docs/exactly-once.md). The plan defines
-what is counted: the field names and the version of the rules. A checkpoint and a hash key are bound to one plan, so
-that a sum never mixes two definitions.
+what is counted: the field names, the measures and the version of the rules. A checkpoint and a hash key are bound to
+one plan, so that a sum never mixes two definitions.
 """
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
 from onceflow.clicks.columns import EventFields
-from onceflow.clicks.events import KEY_FIELD, VALUE_FIELD
+from onceflow.clicks.events import KEY_FIELD, TIME_FIELD, VALUE_FIELD
 from onceflow.clicks.job import StreamingJob
+from onceflow.clicks.measures import DEAD, MeasureSettings, aggregates, grouping_sets, sink_rows
 from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Results
+from onceflow.clicks.targets import buckets, increments
 from onceflow.spark.read_again import read_again
-from onceflow.spark.redis_sink import Append, Increment, MissingRanges, RedisSink
+from onceflow.spark.redis_sink import Append, MissingRanges, RedisSink
 
 PLAN_VERSION = 2
 """Incremented with each change of `onceflow.clicks.events` that changes the count of an event."""
-
-COUNT, OS, TOTALS, BAD, DEAD = "count", "os", "totals", "bad", "dead"
-"""Targets: uid → clicks, os_type → clicks, events and clicks and bad → number, reason → number, pointers."""
-_SUMS = {
-    "columns": "",
-    "aggregate": "sum(clicks) AS clicks, count(*) AS events",
-    "groupBy": "GROUPING SETS ((uid), (os), ())",
-}
-_ROWS = {
-    "rejected IS NOT NULL": (
-        (TOTALS, "'events'", "1"),
-        (TOTALS, "'clicks'", "0"),
-        (TOTALS, "'bad'", "1"),
-        (BAD, "rejected.reason", "1"),
-        (
-            DEAD,
-            "concat_ws(':', rejected.partition, rejected.offset, rejected.reason)",
-            "unix_micros(rejected.timestamp)",
-        ),
-    ),
-    "grouping_id = 1": ((COUNT, "uid", "clicks"),),
-    "grouping_id = 2": ((OS, "os", "clicks"),),
-    "grouping_id = 3": ((TOTALS, "'events'", "events"), (TOTALS, "'clicks'", "clicks"), (TOTALS, "'bad'", "0")),
-}
-"""Kind of the source's row → its rows for the sink: target, and SQL of field and amount.
-
-Spark's grouping_id has a bit for each of uid and os that the row's grouping set lacks.
-"""
-
-
-def _sink_rows() -> str:
-    """Return SQL that converts the source's rows to the sink's."""
-    struct = "named_struct('target', '{}', 'field', CAST({} AS BINARY), 'amount', CAST({} AS BIGINT))"
-    arrays = {kind: ", ".join(struct.format(*row) for row in rows) for kind, rows in _ROWS.items()}
-    return f"inline(CASE {' '.join(f'WHEN {kind} THEN array({rows})' for kind, rows in arrays.items())} END)"
 
 
 @dataclass(frozen=True)
@@ -69,19 +36,22 @@ class ClickPipeline(StreamingJob):
     hash_key: str = HASH_KEY
     key_field: str = KEY_FIELD
     value_field: str | None = VALUE_FIELD
+    time_field: str = TIME_FIELD
+    measures: MeasureSettings = field(default_factory=MeasureSettings)
 
     @property
     def plan(self) -> str:
         """The plan, in the form stored in the marker."""
-        return json.dumps(
-            {
-                "counts": "clicks",
-                # `h` and `{h}` share a marker and are two hashes.
-                "hash_key": self.hash_key,
-                "key_field": self.key_field,
-                "value_field": self.value_field,
-            }
-        )
+        plan = {
+            "counts": "clicks",
+            # `h` and `{h}` share a marker and are two hashes.
+            "hash_key": self.hash_key,
+            "key_field": self.key_field,
+            "value_field": self.value_field,
+        }
+        if self.measures != MeasureSettings():
+            plan |= {"time_field": self.time_field, **self.measures.as_json()}
+        return json.dumps(plan)
 
     def check(self) -> None:
         """Check field names, Redis, the broker and the topic, which would otherwise fail minutes later in Spark."""
@@ -92,19 +62,30 @@ class ClickPipeline(StreamingJob):
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the stream of the sink's rows."""
-        return self.events(spark).selectExpr(_sink_rows())
+        return self.events(spark).selectExpr(self._rows_sql)
 
     def rows_again(self, spark: SparkSession, missing: MissingRanges) -> DataFrame:
         """Return the sink's rows of offsets whose counts Redis has lost."""
-        return read_again(spark, self._source, missing).selectExpr(_sink_rows())
+        return read_again(spark, self._source, missing).selectExpr(self._rows_sql)
 
     @property
     def _fields(self) -> EventFields:
-        return EventFields(self.key_field, self.value_field, time=None)
+        time_field = self.time_field if self.measures.is_timed else None
+        return EventFields(self.key_field, self.value_field, time_field, self.measures.dimensions)
 
     @property
     def _source(self) -> dict[str, str]:
-        return {**super()._source, **self._fields.source_options(), **_SUMS}
+        return {
+            **super()._source,
+            **self._fields.source_options(),
+            "columns": "",
+            "aggregate": aggregates(self.measures),
+            "groupBy": grouping_sets(self.measures),
+        }
+
+    @property
+    def _rows_sql(self) -> str:
+        return sink_rows(self.measures)
 
     def batch_done(self, sink: RedisSink) -> int:
         return sink.target.batch_done
@@ -117,13 +98,9 @@ class ClickPipeline(StreamingJob):
         return RedisSink(
             self.redis_url,
             hash_key=self.hash_key,
-            increments=[
-                Increment(COUNT, keys.count, keys.top),
-                Increment(OS, keys.os),
-                Increment(TOTALS, keys.totals),
-                Increment(BAD, keys.bad),
-            ],
+            increments=increments(self.measures, keys),
             appends=[Append(DEAD, keys.dead, DEAD_LENGTH)],
+            buckets=buckets(self.measures, keys),
             checkpoint=self.checkpoint,
             plan=self.plan,
             plan_version=PLAN_VERSION,

@@ -7,6 +7,7 @@ event, a property test fails and `verify` shows a difference.
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple, NoReturn
@@ -44,9 +45,16 @@ class Recount:
     """Sums over events that are added one by one, in any order.
 
     `pointers` are the bad events that Redis keeps, as partition:offset:reason; each one that is read is removed.
+    `on_event` gets the record's value and timestamp, the user and the clicks of each valid event.
     """
 
-    def __init__(self, key_field: str, value_field: str | None, pointers: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        key_field: str,
+        value_field: str | None,
+        pointers: set[str] | None = None,
+        on_event: Callable[[bytes, int, str, int], None] | None = None,
+    ) -> None:
         self.events = 0
         self.clicks = 0
         self.bad = 0
@@ -54,11 +62,12 @@ class Recount:
         self.by_os: dict[str, int] = {}
         self.by_reason: dict[str, int] = {}
         self.pointers = pointers or set()
+        self._on_event = on_event
         self._key_field = key_field
         self._value_field = value_field
 
-    def add(self, partition: int, offset: int, value: bytes | None) -> None:
-        """Count one record's value."""
+    def add(self, partition: int, offset: int, value: bytes | None, timestamp_ms: int = 0) -> None:
+        """Count one record."""
         self.events += 1
         judged = judge(value, self._key_field, self._value_field)
         if judged.reason:
@@ -69,6 +78,8 @@ class Recount:
         self.clicks += judged.clicks
         self.by_user[judged.uid] = self.by_user.get(judged.uid, 0) + judged.clicks
         self.by_os[judged.os_type] = self.by_os.get(judged.os_type, 0) + judged.clicks
+        if self._on_event is not None and value is not None:
+            self._on_event(value, timestamp_ms, judged.uid, judged.clicks)
 
 
 def judge(value: bytes | None, key_field: str, value_field: str | None) -> Judged:
@@ -135,6 +146,12 @@ def _instant_ms(text: str) -> int | None:
 
 _DAY_0 = datetime(1970, 1, 1).toordinal()
 _DAYS_MAX = datetime(YEAR_MAX, 12, 31).toordinal() + 1 - _DAY_0
+
+
+def dimension_values(value: bytes, dimensions: Mapping[str, str]) -> dict[str, str]:
+    """Return a valid event's value of each dimension, given by name and field."""
+    event = _parse(value.decode())
+    return {name: _os_type(event.get(field)) for name, field in dimensions.items()}
 
 
 def _parse(text: str) -> Any:

@@ -18,9 +18,9 @@ quickly. Only functions that take a `Cluster` read the log.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import redis
 
@@ -42,6 +42,7 @@ HISTORY_LENGTH = 600
 DEAD_LENGTH = 10_000
 SOCKET_TIMEOUT_S = 5.0
 SCAN_FIELDS = 5_000
+_Read = TypeVar("_Read")
 SNAPSHOT_ATTEMPTS = 100
 SNAPSHOT_PAUSE_S = 0.1
 """Pause between attempts to read while no batch is being written."""
@@ -72,6 +73,10 @@ class Keys:
     @property
     def _tag(self) -> str:
         return self.count if "{" in self.count else f"{{{self.count}}}"
+
+    def beside(self, name: str) -> str:
+        """Return the key of a measure, such as `minute:os`."""
+        return f"{self._tag}:{name}"
 
     @property
     def marker(self) -> str:
@@ -215,7 +220,7 @@ class Results:
             redis_url, hash_key, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
         )
 
-    def __enter__(self) -> "Results":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -285,13 +290,24 @@ class Results:
         The sums are read in parts, so that Redis can serve other clients, between two reads of the same marker.
         Raises NothingCounted, NoConsistentSnapshot.
         """
+        return self.at_one_batch(lambda marker: (marker, self._sums_of_users()))
+
+    def _sums_of_users(self) -> dict[str, int]:
+        sums = self._ask(lambda: dict(self._redis.hscan_iter(self.hash_key, count=SCAN_FIELDS)))
+        return {_text(uid): int(clicks) for uid, clicks in sums.items()}
+
+    def at_one_batch(self, read: Callable[[MarkerView], _Read]) -> _Read:
+        """Return what `read` returns when the same complete batch is in the marker before and after it.
+
+        Raises NothingCounted, NoConsistentSnapshot.
+        """
         for _ in range(SNAPSHOT_ATTEMPTS):
             before = self.require_marker()
             if before.complete:
-                sums = self._ask(lambda: dict(self._redis.hscan_iter(self.hash_key, count=SCAN_FIELDS)))
+                found = read(before)
                 after = self.require_marker()
                 if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
-                    return before, {_text(uid): int(clicks) for uid, clicks in sums.items()}
+                    return found
             time.sleep(SNAPSHOT_PAUSE_S)
         raise NoConsistentSnapshot(
             f"no micro-batch was complete while '{self.hash_key}' was read, in {SNAPSHOT_ATTEMPTS} attempts: "

@@ -6,6 +6,7 @@ reads (a read_committed consumer that never joins a group or commits), the stand
 works while the stream runs. Events after the marker are reported as not yet counted.
 """
 
+import json
 import logging
 import time
 from collections import Counter
@@ -17,7 +18,9 @@ import redis
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.clicks.recount import Recount
+from onceflow.clicks.recount_measures import MeasureRecount
 from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_job, parse_marker
+from onceflow.clicks.verify_measures import MeasureCounts, compare_measures, read_measures
 from onceflow.client.librdkafka import error_text, librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
@@ -104,6 +107,8 @@ class Counts:
     hashes: dict[str, dict[bytes, bytes]]
     ranking: dict[bytes, float]
     dead: list[str]
+    measures: MeasureCounts | None
+    """None for a job of an earlier version, which had no others."""
 
 
 def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: Security = PLAINTEXT) -> Verdict:
@@ -119,9 +124,18 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
         )
     key_field, value_field = _plan(marker, keys)
     begins = _begins(marker, topic)
-    recount = Recount(key_field, value_field, set(counts.dead))
+    plan = json.loads(marker.plan)
+    measures = MeasureRecount(plan) if counts.measures is not None else None
+    recount = Recount(key_field, value_field, set(counts.dead), None if measures is None else measures.add)
     not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount, security)
-    return Verdict(topic, hash_key, marker, recount, compare(keys, counts, recount), not_yet_counted)
+    differences = compare(keys, counts, recount, measures)
+    if measures is not None and counts.measures is not None:
+        newest_ms = int(marker.fields.get("newest_ms") or 0)
+        found = compare_measures(counts.measures, measures, plan, newest_ms)
+        differences += [
+            Difference(keys.beside(target), name, in_log, in_redis) for target, name, in_log, in_redis in found
+        ]
+    return Verdict(topic, hash_key, marker, recount, differences, not_yet_counted)
 
 
 def _plan(marker: MarkerView, keys: Keys) -> tuple[str, str | None]:
@@ -187,11 +201,13 @@ def _marker(client: Any, keys: Keys) -> MarkerView:
 
 def _counts(client: Any, keys: Keys, marker: MarkerView) -> Counts:
     hashes = (keys.count, keys.os, keys.totals, keys.bad)
+    plan = json.loads(marker.plan) if marker.counted_fields is not None else {}
     return Counts(
         marker,
         {key: dict(client.hscan_iter(key, count=SCAN_FIELDS)) for key in hashes},
         dict(client.zscan_iter(keys.top, count=SCAN_FIELDS)),
         [entry.decode("utf-8", "replace") for entry in client.lrange(keys.dead, 0, -1)],
+        read_measures(client, keys.beside, plan) if "over_time" in plan else None,
     )
 
 
@@ -284,7 +300,7 @@ def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int]
                 f"{topic}-{partition} was counted up to {end} and its committed events end at {offset}"
             )
         if error is None and offset < end:
-            recount.add(partition, offset, message.value())
+            recount.add(partition, offset, message.value(), message.timestamp()[1])
         if error is not None or offset >= end - 1:
             del waiting[partition]
 
@@ -292,13 +308,17 @@ def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int]
 # Both
 
 
-def compare(keys: Keys, counts: Counts, recount: Recount) -> list[Difference]:
+def compare(keys: Keys, counts: Counts, recount: Recount, measures: MeasureRecount | None = None) -> list[Difference]:
     """Return every field that differs: users first, then the read model of the page."""
     totals = {"events": recount.events, "clicks": recount.clicks, "bad": recount.bad} if recount.events else {}
+    in_redis = dict(counts.hashes[keys.totals])
+    if measures is not None and measures.is_timed and recount.events:
+        totals |= {"no-time": measures.no_time, "future": measures.future}
+        in_redis.pop(b"late", None)  # Whether an event was late depends on the order of arrival.
     differences = _compare_hash(keys.count, recount.by_user, counts.hashes[keys.count])
     differences += _compare_ranking(keys.top, recount.by_user, counts.ranking)
     differences += _compare_hash(keys.os, recount.by_os, counts.hashes[keys.os])
-    differences += _compare_hash(keys.totals, totals, counts.hashes[keys.totals])
+    differences += _compare_hash(keys.totals, totals, in_redis)
     differences += _compare_hash(keys.bad, recount.by_reason, counts.hashes[keys.bad])
     kept = min(recount.bad, DEAD_LENGTH)
     if len(counts.dead) != kept:

@@ -11,7 +11,7 @@ import click
 from onceflow.cli import missing_extra
 from onceflow.cli.clicks.job_options import CHECKPOINTS, job_options, job_settings, to_master
 from onceflow.cli.clicks.results import totals
-from onceflow.cli.options import bootstrap_option, json_option, redis_options
+from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.security import security
 from onceflow.cli.spark import ignore_pandas_warnings
@@ -41,6 +41,15 @@ DIFFERENCES_SHOWN = 20
     help="Directory of Spark's checkpoint: one per hash key, to be kept as long as the counts.  [default: a directory "
     "in .onceflow/checkpoints, named after topic and hash key]",
 )
+@click.option(
+    "--measures",
+    "measure_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML file of what is counted besides: dimensions, minutes, hours and days, users, sessions "
+    "(docs/analytics.md).  [default: clicks per user and per os]",
+)
+@click.option("--time-field", default="event_time", show_default=True, help="Event field of the time, with --measures.")
 @job_options(trigger="5 seconds")
 @click.option(
     "--accept-data-loss",
@@ -58,6 +67,8 @@ def run(
     key_field: str,
     value_field: str,
     checkpoint: str | None,
+    measure_file: Path | None,
+    time_field: str,
     accept_data_loss: bool,
     as_json: bool,
     **job: Any,
@@ -77,13 +88,18 @@ def run(
       onceflow run
       onceflow run spark://HOST:7077 --ui-port 4040
       onceflow run --topic visits --hash-key site::visits --trigger available-now
+      onceflow run --measures measures.toml
     """
+    if measure_file is None:
+        refuse_together(["time_field"], "--time-field has no effect without --measures")
     _check_fields(key_field, value_field)
     if master_argument is not None and job["master"] not in (None, master_argument):
         raise click.UsageError(
             f"the master is given twice: {master_argument} and --master {job['master']}; leave one out"
         )
     job["master"] = master_argument or job["master"]
+    from onceflow.cli.clicks.measure_file import read_measure_file
+    from onceflow.clicks.measures import MeasureSettings
     from onceflow.clicks.pipeline import ClickPipeline
 
     pipeline = ClickPipeline(
@@ -93,6 +109,8 @@ def run(
         hash_key=hash_key,
         key_field=key_field,
         value_field=value_field or None,
+        time_field=time_field,
+        measures=MeasureSettings() if measure_file is None else read_measure_file(measure_file),
         accept_data_loss=accept_data_loss,
         **job_settings(checkpoint or str(checkpoint_of(topic, hash_key)), job),
     )

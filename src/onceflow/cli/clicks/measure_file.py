@@ -1,0 +1,93 @@
+"""The file of `onceflow run --measures`: what is counted, as TOML. Everything may be left out.
+
+over_time = true
+sessions = true
+session_gap = "30m"
+exact_users_max = 100000
+
+[dimensions]
+page = "url"
+
+[retention]
+minute = "48h"
+day = "unlimited"
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from onceflow.cli.times import duration_ms
+from onceflow.clicks.measures import RESERVED, RETENTION_MS, MeasureSettings
+
+UNLIMITED = "unlimited"
+DIMENSIONS_MAX = 20
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+class MeasureFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Content of the file; UNSET is the default of MeasureSettings."""
+
+    over_time: bool = True
+    sessions: bool = True
+    session_gap: str | msgspec.UnsetType = msgspec.UNSET
+    exact_users_max: int | msgspec.UnsetType = msgspec.UNSET
+    dimensions: dict[str, str] = {}
+    retention: dict[str, str] = {}
+
+
+def read_measure_file(path: Path) -> MeasureSettings:
+    """Return the file's settings. Raises click.UsageError."""
+    try:
+        content = msgspec.toml.decode(path.read_bytes(), type=MeasureFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise click.UsageError(f"cannot read the file of --measures {path}: {error}") from error
+    chosen: dict[str, Any] = {
+        "over_time": content.over_time,
+        "sessions": content.sessions,
+        "dimensions": {**MeasureSettings().dimensions, **content.dimensions},
+    }
+    if content.exact_users_max is not msgspec.UNSET:
+        chosen["exact_users_max"] = content.exact_users_max
+    if content.session_gap is not msgspec.UNSET:
+        chosen["session_gap_ms"] = _duration(path, "session_gap", content.session_gap)
+    chosen["retention_ms"] = {**RETENTION_MS, **_retention(path, content.retention)}
+    settings = MeasureSettings(**chosen)
+    _check(path, settings)
+    return settings
+
+
+def _retention(path: Path, given: dict[str, str]) -> dict[str, int | None]:
+    for name in given:
+        if name not in RETENTION_MS:
+            raise click.UsageError(f"{path}: unknown retention {name!r}; expected {', '.join(RETENTION_MS)}")
+    return {
+        name: None if text == UNLIMITED else _duration(path, f"retention.{name}", text) for name, text in given.items()
+    }
+
+
+def _duration(path: Path, name: str, text: str) -> int:
+    value_ms = duration_ms(text)
+    if not value_ms:
+        raise click.UsageError(f"{path}: {name} = {text!r} is not a duration; expected one like 30m, 48h or 730d")
+    return value_ms
+
+
+def _check(path: Path, settings: MeasureSettings) -> None:
+    for name, source in settings.dimensions.items():
+        if not _NAME.fullmatch(name) or name in RESERVED:
+            raise click.UsageError(
+                f"{path}: dimension {name!r} is not a valid name; expected lower-case letters, digits and _, and none "
+                f"of {', '.join(RESERVED)}"
+            )
+        if not source:
+            raise click.UsageError(f"{path}: dimension {name!r} has no field of the event")
+    if len(settings.dimensions) > DIMENSIONS_MAX:
+        raise click.UsageError(
+            f"{path}: {len(settings.dimensions)} dimensions, at most {DIMENSIONS_MAX}: leave the least useful out"
+        )
+    if not 1 <= settings.exact_users_max <= 1_000_000:
+        raise click.UsageError(f"{path}: exact_users_max = {settings.exact_users_max}, expected 1 to 1000000")
