@@ -65,15 +65,15 @@ def sessions_of(some: Sequence[Event]) -> list[Session]:
     by_user = defaultdict(list)
     for uid, clicks, _, _, at_ms in some:
         by_user[uid].append((at_ms, clicks))
-    found = []
+    result = []
     for uid, mine in by_user.items():
         mine.sort()
         starts = [0, *(at for at in range(1, len(mine)) if mine[at][0] - mine[at - 1][0] > GAP_MS), len(mine)]
         for first, end in itertools.pairwise(starts):
             part = mine[first:end]
             clicks = sum(clicks for _, clicks in part)
-            found.append(Session(uid, part[0][0], part[-1][0], len(part), clicks))
-    return sorted(found, key=lambda session: (session.started_ms, session.uid))
+            result.append(Session(uid, part[0][0], part[-1][0], len(part), clicks))
+    return sorted(result, key=lambda session: (session.started_ms, session.uid))
 
 
 def windows_of(some: Sequence[Event], length_ms: int, slide_ms: int, by: int | None) -> dict[Any, tuple[int, int, int]]:
@@ -117,8 +117,8 @@ def test_numbers_equal_plain_python(run: CountingRun, analytics: Analytics, spar
         (26 * HOUR.ms, 2 * HOUR.ms, "os"),
         (7 * MINUTE.ms, 7 * MINUTE.ms, None),
     ):
-        found = analytics.windows(length_ms, slide_ms, by=by, **times)
-        check_windows(found, windows_of(made, length_ms, slide_ms, {None: None, "os": 2, "page": 3}[by]))
+        result = analytics.windows(length_ms, slide_ms, by=by, **times)
+        check_windows(result, windows_of(made, length_ms, slide_ms, {None: None, "os": 2, "page": 3}[by]))
 
     assert analytics.sessions(**times) == sessions_of(made)
     uid = made[0][0]
@@ -184,9 +184,9 @@ def test_removed_minutes_are_not_guessed(run: CountingRun, analytics: Analytics,
         analytics.windows(HOUR.ms, by="country")
 
 
-def check_windows(found: list[WindowCounts], expected: dict[Any, tuple[int, int, int]]) -> None:
-    shown = {(one.start_ms, one.value): (one.events, one.clicks, one.users) for one in found if one.users_exact}
-    estimates = {(one.start_ms, one.value): one for one in found if not one.users_exact}
+def check_windows(result: list[WindowCounts], expected: dict[Any, tuple[int, int, int]]) -> None:
+    shown = {(one.start_ms, one.value): (one.events, one.clicks, one.users) for one in result if one.users_exact}
+    estimates = {(one.start_ms, one.value): one for one in result if not one.users_exact}
     assert shown.keys() | estimates.keys() == expected.keys()
     assert all(shown[key] == expected[key] for key in shown)
     for key, one in estimates.items():

@@ -62,10 +62,10 @@ def grouped(spark: SparkSession, settings: MeasureSettings) -> DataFrame:
 def test_rows_are_the_sums_of_events(spark: SparkSession) -> None:
     settings = MeasureSettings(dimensions={"os": "os_type", "page": "url"}, over_time=True)
     rows = grouped(spark, settings).dropDuplicates()
-    found = rows.selectExpr("*", REJECTED_NULL).selectExpr(declared.sink_rows(settings)).collect()
+    result = rows.selectExpr("*", REJECTED_NULL).selectExpr(declared.sink_rows(settings)).collect()
     sums: Counter[tuple[str, str, str | None]] = Counter()
-    for row in found:
+    for row in result:
         value = None if row.value is None else bytes(row.value).decode()
         sums[row.target, bytes(row.field).decode(), value] += row.amount
     assert sums == expected(settings)
-    assert len(found) == len(sums)
+    assert len(result) == len(sums)

@@ -33,14 +33,14 @@ def test_no_bucket_could_be_larger(begin: int, length: int) -> None:
 def test_windows_are_those_that_overlap(begin: int, size: int, length: int, slide: int) -> None:
     length = max(length, slide)
     begin_ms, end_ms = begin * MINUTE.ms + 1, (begin + size) * MINUTE.ms
-    found = list(windows_between(begin_ms, end_ms, length * MINUTE.ms, slide * MINUTE.ms))
+    result = list(windows_between(begin_ms, end_ms, length * MINUTE.ms, slide * MINUTE.ms))
     starts = range(begin - length - slide, begin + size + slide)
     expected = [
         Window(start * MINUTE.ms, (start + length) * MINUTE.ms)
         for start in starts
         if start % slide == 0 and start * MINUTE.ms < end_ms and (start + length) * MINUTE.ms > begin_ms
     ]
-    assert found == expected
+    assert result == expected
 
 
 def test_a_window_uses_each_width() -> None:

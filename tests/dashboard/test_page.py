@@ -103,7 +103,8 @@ def test_counted_numbers_are_labelled(serve_page: ServePage, counted: Counted, p
     counted.micro_batch({("ann", "iOS"): 1})
     page.goto(serve_page(counted.addresses()).url)
     expect(page.locator("#moment")).to_have_attribute("data-state", "counted")
-    assert text_of(page, "#moment") == "Counted up to micro-batch 0. Later events are not included."
+    # The reason follows as soon as it is known.
+    assert text_of(page, "#moment").startswith("Counted up to micro-batch 0. Later events are not included.")
 
 
 def test_page_before_the_first_count(serve_page: ServePage, counted: Counted, page: Page, bootstrap: str) -> None:

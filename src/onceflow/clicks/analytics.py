@@ -227,8 +227,8 @@ class Analytics(Results):
         )
         keys = [index.encode() + b":" + one for one in uids]
         first, last = times.start_ms, f"({times.end_ms}"
-        found = self._each(keys, lambda pipe, key: pipe.zrangebyscore(key, first, last))
-        for one, members in zip(uids, found, strict=True):
+        replies = self._each(keys, lambda pipe, key: pipe.zrangebyscore(key, first, last))
+        for one, members in zip(uids, replies, strict=True):
             yield from (_session(one.decode(), member) for member in members)
 
     def _active(self, marker: MarkerView) -> int:
@@ -247,7 +247,7 @@ class Analytics(Results):
 
 
 class Counted:
-    """What the job of a marker counts, and what retention keeps of it."""
+    """Counted parts of a marker's job, and the buckets that retention keeps."""
 
     def __init__(self, marker: MarkerView) -> None:
         self._plan = json.loads(marker.plan)

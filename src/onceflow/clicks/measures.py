@@ -1,4 +1,4 @@
-"""What `onceflow run` counts, declared once: the table MEASURES, without the dimensions that a job adds.
+"""The measures of `onceflow run`, declared once.
 
 A measure groups the events by columns, evaluates sums or distinct values, and has its place in the read model:
 
@@ -91,7 +91,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """What a job counts. Part of its plan: counts of other settings are other counts."""
+    """Measures of a job. Part of its plan: counts of other settings are other counts."""
 
     dimensions: Mapping[str, str] = field(default_factory=lambda: {"os": "os_type"})
     """Name → field of the event."""

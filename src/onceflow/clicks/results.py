@@ -304,10 +304,10 @@ class Results:
         for _ in range(SNAPSHOT_ATTEMPTS):
             before = self.require_marker()
             if before.complete:
-                found = read(before)
+                result = read(before)
                 after = self.require_marker()
                 if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
-                    return found
+                    return result
             time.sleep(SNAPSHOT_PAUSE_S)
         raise NoConsistentSnapshot(
             f"no micro-batch was complete while '{self.hash_key}' was read, in {SNAPSHOT_ATTEMPTS} attempts: "

@@ -28,17 +28,17 @@ def increments(settings: MeasureSettings, keys: Keys) -> list[Increment]:
 
 def buckets(settings: MeasureSettings, keys: Keys) -> list[BucketTarget]:
     """Return the targets over time."""
-    found: list[BucketTarget] = []
+    targets: list[BucketTarget] = []
     if settings.over_time:
-        found += [target for width in WIDTHS for target in _of_width(width, settings, keys)]
+        targets += [target for width in WIDTHS for target in _of_width(width, settings, keys)]
     if settings.sessions:
         per_bucket = tuple(
             IntervalBuckets(keys.beside(f"{SESSIONS}-{width.name}"), width.ms, settings.retention_of(width.name))
             for width in (HOUR, DAY)
         )
         retention = settings.retention_of(SESSIONS)
-        found.append(Intervals(SESSIONS, keys.beside(SESSIONS), settings.session_gap_ms, retention, per_bucket))
-    return found
+        targets.append(Intervals(SESSIONS, keys.beside(SESSIONS), settings.session_gap_ms, retention, per_bucket))
+    return targets
 
 
 def _of_width(width: Width, settings: MeasureSettings, keys: Keys) -> Iterator[BucketTarget]:

@@ -131,9 +131,9 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
     differences = compare(keys, counts, recount, measures)
     if measures is not None and counts.measures is not None:
         newest_ms = int(marker.fields.get("newest_ms") or 0)
-        found = compare_measures(counts.measures, measures, plan, newest_ms)
+        compared = compare_measures(counts.measures, measures, plan, newest_ms)
         differences += [
-            Difference(keys.beside(target), name, in_log, in_redis) for target, name, in_log, in_redis in found
+            Difference(keys.beside(target), name, in_log, in_redis) for target, name, in_log, in_redis in compared
         ]
     return Verdict(topic, hash_key, marker, recount, differences, not_yet_counted)
 

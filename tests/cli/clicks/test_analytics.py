@@ -85,8 +85,8 @@ def test_sessions_and_their_summary(numbers: list[str]) -> None:
 
 
 def test_one_user(numbers: list[str]) -> None:
-    found = as_json(numbers, "user", "ada")
-    assert (found["clicks"], [one["events"] for one in found["sessions"]]) == (5, [2])
+    result = as_json(numbers, "user", "ada")
+    assert (result["clicks"], [one["events"] for one in result["sessions"]]) == (5, [2])
     assert "eve has no counted event" in call(numbers, "user", "eve", code=1).stderr
 
 

@@ -97,8 +97,8 @@ def windows(
       onceflow windows --length 1h --slide 15m --by os --from -6h --json
     """
     with _open(redis_url, hash_key) as analytics:
-        found = analytics.windows(length_ms, slide_ms, by=by, begin_ms=begin_ms, end_ms=end_ms)
-    _print(found, layout, times=("start_ms", "end_ms"))
+        result = analytics.windows(length_ms, slide_ms, by=by, begin_ms=begin_ms, end_ms=end_ms)
+    _print(result, layout, times=("start_ms", "end_ms"))
 
 
 @click.command()
@@ -125,8 +125,8 @@ def top(
     from onceflow.clicks.windows import DAY, HOUR
 
     with _open(redis_url, hash_key) as analytics:
-        found = analytics.top(dimension, {"hour": HOUR, "day": DAY}[per], at_ms=at_ms, count=count)
-    _print(found, layout, times=("start_ms", "end_ms"))
+        result = analytics.top(dimension, {"hour": HOUR, "day": DAY}[per], at_ms=at_ms, count=count)
+    _print(result, layout, times=("start_ms", "end_ms"))
 
 
 @click.command()
@@ -154,12 +154,12 @@ def sessions(
     if summary and uid is not None:
         raise click.UsageError("--summary is of all users; leave --user out")
     with _open(redis_url, hash_key) as analytics:
-        found: Sequence[Any]
+        result: Sequence[Any]
         if summary:
-            found = [analytics.sessions_summary(begin_ms=begin_ms, end_ms=end_ms)]
+            result = [analytics.sessions_summary(begin_ms=begin_ms, end_ms=end_ms)]
         else:
-            found = analytics.sessions(uid, begin_ms=begin_ms, end_ms=end_ms)
-    _print(found, layout, times=("started_ms", "ended_ms"))
+            result = analytics.sessions(uid, begin_ms=begin_ms, end_ms=end_ms)
+    _print(result, layout, times=("started_ms", "ended_ms"))
 
 
 @click.command()
@@ -174,39 +174,39 @@ def user(uid: str, as_json: bool, redis_url: str, hash_key: str) -> None:
       onceflow user 068b746ed4620d25e26055a9f804385f
     """
     with _open(redis_url, hash_key) as analytics:
-        found = analytics.user(uid)
-    if found is None:
+        result = analytics.user(uid)
+    if result is None:
         click.echo(f"onceflow: {uid} has no counted event in {hash_key}", err=True)
         click.get_current_context().exit(1)
     if as_json:
-        click.echo(json.dumps(asdict(found), ensure_ascii=False))
+        click.echo(json.dumps(asdict(result), ensure_ascii=False))
         return
-    click.echo(f"{found.clicks:,} clicks")
-    _print(found.sessions, None, times=("started_ms", "ended_ms"))
+    click.echo(f"{result.clicks:,} clicks")
+    _print(result.sessions, None, times=("started_ms", "ended_ms"))
 
 
-def _print(found: Sequence[Any], layout: str | None, *, times: Sequence[str]) -> None:
+def _print(result: Sequence[Any], layout: str | None, *, times: Sequence[str]) -> None:
     """Print dataclasses of one kind: as JSON, CSV, or a table with readable times."""
     with stdout_may_close():
         if layout == "json":
-            click.echo(json.dumps([asdict(one) for one in found], ensure_ascii=False))
+            click.echo(json.dumps([asdict(one) for one in result], ensure_ascii=False))
             return
-        if not found:
+        if not result:
             click.echo("none in this time", err=True)
             return
-        names = [field.name for field in fields(found[0])]
+        names = [field.name for field in fields(result[0])]
         if layout == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(names)
-            writer.writerows([getattr(one, name) for name in names] for one in found)
+            writer.writerows([getattr(one, name) for name in names] for one in result)
             return
         shown = [
-            name for name in names if name != "users_exact" and any(getattr(one, name) is not None for one in found)
+            name for name in names if name != "users_exact" and any(getattr(one, name) is not None for one in result)
         ]
         table(
             [
                 [name.removesuffix("_ms") for name in shown],
-                *([_cell(one, name, times) for name in shown] for one in found),
+                *([_cell(one, name, times) for name in shown] for one in result),
             ]
         )
 

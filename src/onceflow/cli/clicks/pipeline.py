@@ -44,7 +44,7 @@ DIFFERENCES_SHOWN = 20
 @click.option(
     "--measures",
     "measure_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="TOML file of what is counted besides: dimensions, minutes, hours and days, users, sessions "
     "(docs/analytics.md).  [default: clicks per user and per os]",
