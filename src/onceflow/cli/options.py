@@ -88,6 +88,14 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
+def layout_options(command: _Command) -> _Command:
+    """Add `--json` and `--csv` to a command that prints rows, as the parameter `layout`."""
+    command = click.option("--csv", "layout", flag_value="csv", help="Print CSV with a heading.")(command)
+    return click.option("--json", "layout", flag_value="json", help="Print one JSON document: a list of objects.")(
+        command
+    )
+
+
 def states_option(known: Sequence[str], example: str) -> Callable[[_Command], _Command]:
     """Add `--state` to a list command, as the parameter `states`: case-insensitive, comma-separated, repeatable."""
     by_lower = {state.lower(): state for state in known}

@@ -1,10 +1,13 @@
 """Output of commands: closed pipes, counts with their nouns, bytes as text, tables."""
 
 import base64
+import csv
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -31,6 +34,16 @@ def readable(name: str, content: bytes | None) -> dict[str, str | None]:
         return {name: None if content is None else content.decode()}
     except UnicodeDecodeError:
         return {name: base64.b64encode(content or b"").decode(), f"{name}_encoding": "base64"}
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], layout: str) -> None:
+    """Print rows in a layout of `layout_options`: a JSON list, or CSV with a heading, which is empty without rows."""
+    if layout == "json":
+        click.echo(json.dumps(rows, ensure_ascii=False))
+    elif rows:
+        writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def table(rows: Iterable[Sequence[object]]) -> None:

@@ -181,19 +181,18 @@ class Analytics(Results):
         """Return number and means of the sessions that started in [begin_ms, end_ms)."""
 
         def read(marker: MarkerView) -> SessionsSummary:
-            Counted(marker).require("sessions")
-            count, events, length_ms = 0, 0, 0
-            users = set()
-            for session in self._sessions(self._range(marker, begin_ms, end_ms), None):
-                count, events = count + 1, events + session.events
-                length_ms += session.ended_ms - session.started_ms
-                users.add(session.uid)
+            counted = Counted(marker)
+            counted.require("sessions")
+            sessions = list(self._sessions(self._range(marker, begin_ms, end_ms), None))
+            count = len(sessions)
+            events = sum(session.events for session in sessions)
+            length_ms = sum(session.ended_ms - session.started_ms for session in sessions)
             return SessionsSummary(
                 count,
-                len(users),
+                len({session.uid for session in sessions}),
                 events / count if count else None,
                 length_ms / count / 1000 if count else None,
-                self._active(marker),
+                self._active(counted.session_gap_ms),
             )
 
         return self.at_one_batch(read)
@@ -231,10 +230,9 @@ class Analytics(Results):
         for one, members in zip(uids, replies, strict=True):
             yield from (_session(one.decode(), member) for member in members)
 
-    def _active(self, marker: MarkerView) -> int:
+    def _active(self, gap_ms: int) -> int:
         index = self.keys.beside(SESSIONS)
         newest = self._ask(lambda: self._redis.zrevrange(index, 0, 0, withscores=True))
-        gap_ms = json.loads(marker.plan)["session_gap_ms"]
         return int(self._ask(self._redis.zcount, index, newest[0][1] - gap_ms, "+inf")) if newest else 0
 
     def _each(self, keys: Sequence[Any], command: Callable[[Any, Any], Any]) -> Iterator[Any]:
@@ -260,6 +258,10 @@ class Counted:
         if dimension is not None and dimension not in self._plan["dimensions"]:
             known = ", ".join(self._plan["dimensions"])
             raise NotCounted(f"the job does not count by {dimension!r}, only by {known}: {Remedy.COUNT_OVER_TIME}")
+
+    @property
+    def session_gap_ms(self) -> int:
+        return int(self._plan["session_gap_ms"])
 
     def floor_ms(self, target: str) -> int:
         """Return the start of the oldest bucket that retention keeps."""

@@ -1,18 +1,16 @@
 """`onceflow windows`, `top`, `sessions` and `user`: the numbers over time."""
 
-import csv
 import json
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from onceflow.cli.options import redis_options
-from onceflow.cli.output import stdout_may_close, table
+from onceflow.cli.options import json_option, layout_options, redis_options
+from onceflow.cli.output import print_rows, stdout_may_close, table
 from onceflow.cli.times import duration_ms, moment_ms
 
 if TYPE_CHECKING:
@@ -48,13 +46,6 @@ def _range_options(command: _Command) -> _Command:
     )(command)
 
 
-def _layout_options(command: _Command) -> _Command:
-    command = click.option("--csv", "layout", flag_value="csv", help="Print CSV with a heading.")(command)
-    return click.option("--json", "layout", flag_value="json", help="Print one JSON document: a list of objects.")(
-        command
-    )
-
-
 def _open(redis_url: str, hash_key: str) -> "Analytics":
     from onceflow.clicks.analytics import Analytics
 
@@ -74,7 +65,7 @@ def _open(redis_url: str, hash_key: str) -> "Analytics":
 )
 @click.option("--by", metavar="DIMENSION", help="Count each value of a dimension, such as os, instead of the total.")
 @_range_options
-@_layout_options
+@layout_options
 @redis_options
 def windows(
     length_ms: int,
@@ -98,7 +89,7 @@ def windows(
     """
     with _open(redis_url, hash_key) as analytics:
         result = analytics.windows(length_ms, slide_ms, by=by, begin_ms=begin_ms, end_ms=end_ms)
-    _print(result, layout, times=("start_ms", "end_ms"))
+    _print(result, layout)
 
 
 @click.command()
@@ -110,7 +101,7 @@ def windows(
     "--at", "at_ms", callback=_moment, metavar="TIME", help="A time in the bucket.  [default: the newest event's]"
 )
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Number of values.")
-@_layout_options
+@layout_options
 @redis_options
 def top(
     dimension: str, per: str, at_ms: int | None, count: int, layout: str | None, redis_url: str, hash_key: str
@@ -126,14 +117,14 @@ def top(
 
     with _open(redis_url, hash_key) as analytics:
         result = analytics.top(dimension, {"hour": HOUR, "day": DAY}[per], at_ms=at_ms, count=count)
-    _print(result, layout, times=("start_ms", "end_ms"))
+    _print(result, layout)
 
 
 @click.command()
 @click.option("--user", "uid", metavar="UID", help="Only the sessions of this user.")
 @click.option("--summary", is_flag=True, help="Print number and means instead.")
 @_range_options
-@_layout_options
+@layout_options
 @redis_options
 def sessions(
     uid: str | None,
@@ -159,12 +150,12 @@ def sessions(
             result = [analytics.sessions_summary(begin_ms=begin_ms, end_ms=end_ms)]
         else:
             result = analytics.sessions(uid, begin_ms=begin_ms, end_ms=end_ms)
-    _print(result, layout, times=("started_ms", "ended_ms"))
+    _print(result, layout)
 
 
 @click.command()
 @click.argument("uid")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+@json_option
 @redis_options
 def user(uid: str, as_json: bool, redis_url: str, hash_key: str) -> None:
     """Show one user's clicks and newest sessions. The exit code is 1 for a user without counted events.
@@ -182,41 +173,30 @@ def user(uid: str, as_json: bool, redis_url: str, hash_key: str) -> None:
         click.echo(json.dumps(asdict(result), ensure_ascii=False))
         return
     click.echo(f"{result.clicks:,} clicks")
-    _print(result.sessions, None, times=("started_ms", "ended_ms"))
+    _print(result.sessions, None)
 
 
-def _print(result: Sequence[Any], layout: str | None, *, times: Sequence[str]) -> None:
+def _print(result: Sequence[Any], layout: str | None) -> None:
     """Print dataclasses of one kind: as JSON, CSV, or a table with readable times."""
+    rows = [asdict(one) for one in result]
     with stdout_may_close():
-        if layout == "json":
-            click.echo(json.dumps([asdict(one) for one in result], ensure_ascii=False))
+        if layout == "json" or (layout is not None and rows):
+            print_rows(rows, layout)
             return
-        if not result:
+        if not rows:
             click.echo("none in this time", err=True)
             return
-        names = [field.name for field in fields(result[0])]
-        if layout == "csv":
-            writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(names)
-            writer.writerows([getattr(one, name) for name in names] for one in result)
-            return
-        shown = [
-            name for name in names if name != "users_exact" and any(getattr(one, name) is not None for one in result)
-        ]
-        table(
-            [
-                [name.removesuffix("_ms") for name in shown],
-                *([_cell(one, name, times) for name in shown] for one in result),
-            ]
-        )
+        shown = [name for name in rows[0] if name != "users_exact" and any(row[name] is not None for row in rows)]
+        headings = [name.removesuffix("_ms") for name in shown]
+        table([headings, *([_cell(row, name) for name in shown] for row in rows)])
 
 
-def _cell(one: Any, name: str, times: Sequence[str]) -> object:
-    value = getattr(one, name)
+def _cell(row: Mapping[str, Any], name: str) -> object:
+    value = row[name]
     if value is None:
         return None
-    if name in times:
+    if name.endswith("_ms"):
         return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    if name == "users" and not getattr(one, "users_exact", True):
+    if name == "users" and not row.get("users_exact", True):
         return f"~{value}"
     return f"{value:.1f}" if isinstance(value, float) else value

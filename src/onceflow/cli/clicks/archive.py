@@ -1,10 +1,8 @@
 """`onceflow archive`, `onceflow query`, `onceflow report`: events as Parquet files, and questions about them."""
 
 import contextlib
-import csv
 import datetime
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -15,8 +13,8 @@ import click
 
 from onceflow.cli.clicks.job_options import job_options, job_settings
 from onceflow.cli.command_group import Commands
-from onceflow.cli.options import bootstrap_option, json_option
-from onceflow.cli.output import counted, stdout_may_close, table
+from onceflow.cli.options import bootstrap_option, json_option, layout_options
+from onceflow.cli.output import counted, print_rows, stdout_may_close, table
 from onceflow.cli.security import open_cluster
 from onceflow.cli.spark import ignore_pandas_warnings
 from onceflow.cli.times import moment_ms
@@ -144,8 +142,7 @@ def query_options(command: _Command) -> _Command:
             help="Only events with this value, such as os=iOS; may be repeated: several values of one dimension are "
             "alternatives.",
         ),
-        click.option("--json", "layout", flag_value="json", help="Print a list of objects."),
-        click.option("--csv", "layout", flag_value="csv", help="Print CSV."),
+        layout_options,
         archive_options,
     )
     for option in reversed(options):
@@ -291,13 +288,9 @@ def _condition(text: str) -> tuple[str, str]:
 
 def _show(rows: Sequence[dict[str, Any]], layout: str | None) -> None:
     with stdout_may_close():
-        if layout == "json":
-            click.echo(json.dumps(rows, ensure_ascii=False))
-        elif layout == "csv" and rows:
-            writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        elif layout is None and rows:
+        if layout is not None:
+            print_rows(rows, layout)
+        elif rows:
             table([[_heading(name) for name in rows[0]], *([_cell(*cell) for cell in row.items()] for row in rows)])
 
 

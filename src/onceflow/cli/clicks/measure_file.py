@@ -15,7 +15,6 @@ day = "unlimited"
 
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -29,12 +28,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class MeasureFile(msgspec.Struct, forbid_unknown_fields=True):
-    """Content of the file; UNSET is the default of MeasureSettings."""
+    """Content of the file."""
 
     over_time: bool = True
     sessions: bool = True
-    session_gap: str | msgspec.UnsetType = msgspec.UNSET
-    exact_users_max: int | msgspec.UnsetType = msgspec.UNSET
+    session_gap: str = "30m"
+    exact_users_max: int = MeasureSettings().exact_users_max
     dimensions: dict[str, str] = {}
     retention: dict[str, str] = {}
 
@@ -45,17 +44,14 @@ def read_measure_file(path: Path) -> MeasureSettings:
         content = msgspec.toml.decode(path.read_bytes(), type=MeasureFile)
     except (OSError, msgspec.DecodeError) as error:
         raise click.UsageError(f"cannot read the file of --measures {path}: {error}") from error
-    chosen: dict[str, Any] = {
-        "over_time": content.over_time,
-        "sessions": content.sessions,
-        "dimensions": {**MeasureSettings().dimensions, **content.dimensions},
-    }
-    if content.exact_users_max is not msgspec.UNSET:
-        chosen["exact_users_max"] = content.exact_users_max
-    if content.session_gap is not msgspec.UNSET:
-        chosen["session_gap_ms"] = _duration(path, "session_gap", content.session_gap)
-    chosen["retention_ms"] = {**RETENTION_MS, **_retention(path, content.retention)}
-    settings = MeasureSettings(**chosen)
+    settings = MeasureSettings(
+        dimensions={**MeasureSettings().dimensions, **content.dimensions},
+        over_time=content.over_time,
+        sessions=content.sessions,
+        retention_ms={**RETENTION_MS, **_retention(path, content.retention)},
+        exact_users_max=content.exact_users_max,
+        session_gap_ms=_duration(path, "session_gap", content.session_gap),
+    )
     _check(path, settings)
     return settings
 
