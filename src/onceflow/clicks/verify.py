@@ -108,7 +108,7 @@ class Counts:
     ranking: dict[bytes, float]
     dead: list[str]
     measures: MeasureCounts | None
-    """None for a job of an earlier version, which had no others."""
+    """None for a job without a file of measures."""
 
 
 def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: Security = PLAINTEXT) -> Verdict:
