@@ -76,6 +76,19 @@ def drain(stage: Stage) -> Iterator[Line]:
     yield raw.cpu("drain to Redis, raw records", "JVM connector", None)
 
 
+def application(stage: Stage) -> Iterator[Line]:
+    """Yield the rows of `onceflow run`; the peer counts users only."""
+    results = rounds({name: partial(drained, stage, name) for name in ("run", "run, every measure", "jvm")})
+    goals = {
+        "run": (Goal(1.6, 2.2), Goal(0.7, 0.5, is_cost=True)),
+        "run, every measure": (Goal(0.7, 1.2), None),
+    }
+    for pipeline, (speed, cpu) in goals.items():
+        sides, name = Sides(results[pipeline], results["jvm"]), f"onceflow {pipeline}: drain to Redis"
+        yield sides.speed(name, "JVM connector, users only", "events/s", speed)
+        yield sides.cpu(name, "JVM connector, users only", cpu)
+
+
 def drained(stage: Stage, pipeline: str) -> Run:
     """Return the result of a drain by a Spark driver."""
     work: dict[str, Any] = stage.counting(pipeline, stage.clicks.topic, offsets_per_trigger_max=EVENTS_PER_BATCH_MAX)
@@ -189,6 +202,7 @@ def killed(stage: Stage) -> Iterator[Line]:
 
 PARTS: Mapping[str, Part] = {
     "drain to Redis": drain,
+    "onceflow run, drain": application,
     **{f"latency, {rate:,} events/s": partial(latency_at, rate) for rate in RATES},
     "PyFlink, drain": drain_beside_flink,
     **{f"Kafka sink, {count:,} rows": partial(kafka_sink, count) for count in ROWS},

@@ -21,6 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import sink_runs
 from onceflow import services
+from onceflow.clicks.measures import MeasureSettings
+from onceflow.clicks.pipeline import ClickPipeline
 from onceflow.spark.redis_sink import Increment, RedisSink
 from onceflow.spark.session import build_session
 
@@ -115,7 +117,26 @@ def add(client: redis.Redis, hash_key: str, sums: DataFrame) -> None:
     pipeline.execute()
 
 
-PIPELINES = {"pushdown": pushdown, "raw": raw, "jvm": jvm}
+def application(spark: SparkSession, work: Mapping[str, Any], measures: MeasureSettings | None = None) -> Pipeline:
+    """Return the pipeline of `onceflow run`, by default the one that counts users and operating systems."""
+    job = ClickPipeline(
+        work["bootstrap"],
+        work["topic"],
+        work["checkpoint"],
+        redis_url=work["redis"],
+        hash_key=f"{{{work['hash_key']}}}:{COUNT}",
+        measures=measures or MeasureSettings(),
+    )
+    sink = job.sink(spark)
+    return Pipeline(job.rows(spark), sink, sink.close)
+
+
+def every_measure(spark: SparkSession, work: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline of `onceflow run` with minutes, hours, days, distinct users, rankings and sessions."""
+    return application(spark, work, MeasureSettings(over_time=True, sessions=True))
+
+
+PIPELINES = {"pushdown": pushdown, "raw": raw, "jvm": jvm, "run": application, "run, every measure": every_measure}
 
 
 class Driver:

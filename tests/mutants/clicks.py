@@ -41,8 +41,8 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/columns.py",
-        "        others.update(row for row, count in enumerate(clicks) if count < 0)\n",
-        "",
+        "(pc.binary_length(uids).to_numpy() == 0) | (clicks < 0)",
+        "pc.binary_length(uids).to_numpy() == 0",
         _COLUMNS + "test_each_rule_on_columns",
     ),
     Mutant(

@@ -121,14 +121,15 @@ class ClickDecoder:
         values = batch.column("value")
         timestamps_ms = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
         events, others = read_structs(values, self._decode, self._nothing)
-        uids = list(map(attrgetter("uid"), events))
-        clicks = [1] * len(events) if self._counts_events else list(map(attrgetter("clicks"), events))
+        uids = pa.array(list(map(attrgetter("uid"), events)), pa.string())
+        clicks = np.ones(len(events), np.int32)
+        if not self._counts_events:
+            clicks = np.fromiter(map(attrgetter("clicks"), events), np.int32, len(events))
         # Defaults stand for absent fields.
-        others.update(row for row, uid in enumerate(uids) if not uid)
-        others.update(row for row, count in enumerate(clicks) if count < 0)
+        others.update(np.flatnonzero((pc.binary_length(uids).to_numpy() == 0) | (clicks < 0)).tolist())
         columns = [
-            pa.array(uids, pa.string()),
-            pa.array(clicks, pa.int32()),
+            uids,
+            pa.array(clicks),
             *self._times(events, timestamps_ms, others),
             *(_dimension(list(map(attrgetter(name), events))) for name in self._dimensions),
             pa.nulls(len(events), pa.string()),
