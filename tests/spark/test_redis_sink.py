@@ -26,7 +26,7 @@ from onceflow.spark.reader.data_loss import DataLost
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
-from onceflow.spark.redis import target as redis_target
+from onceflow.spark.redis import settings as redis_settings
 from onceflow.spark.redis_sink import (
     Append,
     IncompatibleData,
@@ -613,7 +613,7 @@ def test_redis_keeping_torn_scripts_is_warned_about(
     is_warned: bool,
 ) -> None:
     """Redis 7.0 and Valkey 9.1.1 keep them; tests/compat/test_redis_itself.py shows it."""
-    monkeypatch.setattr(redis_target, "WHOLE_TAILS_SINCE", since)
+    monkeypatch.setattr(redis_settings, "WHOLE_TAILS_SINCE", since)
     redis_client.config_set("aof-load-truncated", setting)
     try:
         sinks.start().open(sinks.spark)

@@ -141,7 +141,7 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
         logger.warning("settings without effect here: %s", ", ".join(resolved.without_effect))
     for warning in resolved.warnings:
         logger.warning("%s", warning)
-    if not _is_this_machine_alone(config.host):
+    if not is_loopback(config.host):
         logger.warning(
             "%s:%d is open to other machines without authentication or encryption: every client that can connect can"
             " read, write and delete all data; keep it inside a trusted network",
@@ -162,7 +162,8 @@ def _resolve(config_file: Path | None, options: Mapping[str, str | None]) -> "Re
     return resolve(*sources, from_environment(os.environ), typed)
 
 
-def _is_this_machine_alone(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -12,7 +12,12 @@ from onceflow.client.errors import ClientError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-BOOTSTRAP_DEFAULT = "127.0.0.1:9092"
+BROKER_PORT = 9092
+REDIS_PORT = 6379
+DASHBOARD_PORT = 8080
+SERVE_PORT = 8090
+BOOTSTRAP_DEFAULT = f"127.0.0.1:{BROKER_PORT}"
+REDIS_DEFAULT = f"redis://127.0.0.1:{REDIS_PORT}/1"
 DEMO_DIRECTORY = ".onceflow"
 """Directory of the demo and of the checkpoints of `onceflow run`."""
 
@@ -129,7 +134,7 @@ def redis_options(command: _Command) -> _Command:
     return click.option(
         "--redis",
         "redis_url",
-        default="redis://127.0.0.1:6379/1",
+        default=REDIS_DEFAULT,
         show_default=True,
         envvar="ONCEFLOW_REDIS",
         show_envvar=True,
@@ -149,8 +154,10 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str) ->
 
 def checked_redis(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse an invalid Redis address, as the callback of an option."""
-    from onceflow.redis.address import RedisAddressInvalid, require_address
-
+    try:
+        from onceflow.redis.address import RedisAddressInvalid, require_address
+    except ModuleNotFoundError:
+        return value  # A command that uses the address reports the package; 'onceflow doctor' works without it.
     if value is not None:
         try:
             require_address(value)

@@ -27,6 +27,15 @@ TRANSACTION = 1
 """Key types of FindCoordinatorRequest."""
 OFFSET_FETCH_VERSION_MIN = 2
 """Version 2 added an error code for the whole group."""
+REQUIRED_VERSIONS = {
+    apis.METADATA: METADATA_VERSION_MIN,
+    apis.FETCH: 0,
+    apis.PRODUCE: 0,
+    apis.LIST_OFFSETS: LIST_OFFSETS_VERSION_MIN,
+    apis.FIND_COORDINATOR: FIND_COORDINATOR_VERSION_MIN,
+    apis.OFFSET_FETCH: OFFSET_FETCH_VERSION_MIN,
+}
+"""API → lowest version that reading, writing and consumer groups need."""
 
 Build = Callable[[int], Any]
 

@@ -16,6 +16,7 @@ from onceflow.remedies import Remedy
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import marker as redis_marker
 from onceflow.spark.redis import rows as redis_rows
+from onceflow.spark.redis import settings as redis_settings
 from onceflow.spark.redis import target as redis_target
 from onceflow.spark.redis.target import RedisTarget
 from onceflow.spark.redis_sink import Append, IncompatibleData, Increment, MarkerRefused, RedisSink, UnsuitableRedis
@@ -323,9 +324,9 @@ def test_server_that_keeps_torn_scripts(
     sinks: Sinks, redis_client: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The patched version number makes Valkey an older one at first."""
-    version = redis_target._version
+    version = redis_settings._version
     with monkeypatch.context() as older:
-        older.setattr(redis_target, "_version", lambda text: min(version(text), (9, 1, 1)))
+        older.setattr(redis_settings, "_version", lambda text: min(version(text), (9, 1, 1)))
         sinks.start().open(sinks.spark)
         message = caplog.text
         remedies.find(Remedy.REWRITE_AOF, message)

@@ -2,7 +2,7 @@
 
 import click
 
-from onceflow.cli.options import bootstrap_option, redis_options
+from onceflow.cli.options import DASHBOARD_PORT, bootstrap_option, redis_options
 from onceflow.cli.security import security
 
 
@@ -18,7 +18,7 @@ from onceflow.cli.security import security
 )
 @click.option(
     "--port",
-    default=8080,
+    default=DASHBOARD_PORT,
     show_default=True,
     type=click.IntRange(0, 65535),
     help="Port to listen on; 0 for any free port.",

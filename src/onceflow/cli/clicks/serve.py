@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.clicks.events import target_options
-from onceflow.cli.options import bootstrap_option
+from onceflow.cli.options import SERVE_PORT, bootstrap_option
 from onceflow.cli.output import counted
 from onceflow.cli.security import security
 
@@ -37,7 +37,7 @@ MIB = 1 << 20
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
-    default=8090,
+    default=SERVE_PORT,
     show_default=True,
     type=click.IntRange(0, 65535),
     help="Port to listen on; 0 for any free port.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from onceflow.cli.options import DEMO_DIRECTORY, refuse_together
+from onceflow.cli.options import DASHBOARD_PORT, DEMO_DIRECTORY, refuse_together
 from onceflow.cli.refusals import confirm
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
@@ -43,7 +43,7 @@ CHECKPOINTS = "checkpoints"
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    default=8080,
+    default=DASHBOARD_PORT,
     show_default=True,
     help="Port of the dashboard; 0 for any free port.",
 )

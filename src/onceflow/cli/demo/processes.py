@@ -32,7 +32,7 @@ import click
 from rich.console import Console
 
 from onceflow import services
-from onceflow.cli.options import DEMO_DIRECTORY
+from onceflow.cli.options import BROKER_PORT, DEMO_DIRECTORY, REDIS_PORT
 from onceflow.cli.output import counted
 from onceflow.clicks.results import Results, Snapshot, lag
 from onceflow.errors import OnceflowError
@@ -48,7 +48,7 @@ READY_WAIT_S = 60.0
 SLOW_START_S = 30.0
 FIRST_COUNT_WAIT_S = 600.0
 DRAIN_WAIT_S = 180.0
-PREFERRED_PORTS = {"broker": 9092, "redis": 6379}
+PREFERRED_PORTS = {"broker": BROKER_PORT, "redis": REDIS_PORT}
 
 
 class DemoRuns(OnceflowError):

@@ -5,12 +5,17 @@ either; a setting that cannot be read is not checked.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
 from onceflow.redis import errors as redis_errors
 from onceflow.remedies import Remedy
+
+WHOLE_TAILS_SINCE = (9, 1, 2)
+"""First Valkey that removes the start of a torn script from its append-only file (valkey-io/valkey#4342)."""
+WAITAOF_SINCE = (7, 2)
+"""First Redis that can report when a write is on disk."""
 
 
 def read(client: Any) -> dict[str, str]:
@@ -44,22 +49,87 @@ def read(client: Any) -> dict[str, str]:
     return {name: str(value) for name, value in settings.items() if value is not None}
 
 
-def why_unsuitable(settings: Mapping[str, str], *, is_synced: bool) -> str | None:
-    """Return the message for a setting that can lose writes; None if there is none.
+class Unsuitable(NamedTuple):
+    """A setting that can lose writes."""
+
+    name: str
+    value: str
+    effect: str
+    right: str
+    """The value to set."""
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value!r}, which {self.effect}"
+
+    @property
+    def remedy(self) -> str:
+        return Remedy.CONFIG_SET.format(name=self.name, value=self.right)
+
+
+def unsuitable(settings: Mapping[str, str], *, is_synced: bool) -> Unsuitable | None:
+    """Return the first setting that can lose writes; None if there is none.
 
     `is_synced`: each batch waits for the append-only file, as the settings at the start allowed.
     """
     policy = settings.get("maxmemory-policy", "noeviction")
     if policy != "noeviction":
         limit = settings.get("maxmemory", "unknown")
-        return _change("maxmemory-policy", policy, f"may drop counts at maxmemory {limit}", "noeviction")
+        return Unsuitable("maxmemory-policy", policy, f"may drop counts at maxmemory {limit}", "noeviction")
     if is_synced and settings.get("appendonly") == "no":
-        return _change("appendonly", "no", "keeps no log of writes", "yes")
+        return Unsuitable("appendonly", "no", "keeps no log of writes", "yes")
     if is_synced and settings.get("appendfsync") == "no":
-        return _change("appendfsync", "no", "does not report when a write is on disk", "everysec")
+        return Unsuitable("appendfsync", "no", "does not report when a write is on disk", "everysec")
     return None
 
 
-def _change(name: str, value: str, effect: str, right: str) -> str:
-    set_it = Remedy.CONFIG_SET.format(name=name, value=right)
-    return f"{name} is {value!r}, which {effect}; {set_it}, then {Remedy.START_AGAIN}"
+def why_unsuitable(settings: Mapping[str, str], *, is_synced: bool) -> str | None:
+    """Return the message for a setting that can lose writes while a query runs; None if there is none."""
+    setting = unsuitable(settings, is_synced=is_synced)
+    return None if setting is None else f"{setting}; {setting.remedy}, then {Remedy.START_AGAIN}"
+
+
+def leaves_torn_scripts(client: Any, info: Mapping[str, Any]) -> bool:
+    """Return whether Redis keeps the start of a script torn at the end of its file; false if unknown."""
+    if not info.get("aof_enabled") or _version(info.get("valkey_version")) >= WHOLE_TAILS_SINCE:
+        return False
+    # A hosted Redis's files are its provider's concern.
+    return _setting(client, "aof-load-truncated") == "yes"
+
+
+def _setting(client: Any, name: str) -> str | None:
+    """Return a setting; None if CONFIG is forbidden, as a hosted Redis may do."""
+    try:
+        value: str | None = client.config_get(name).get(name)
+    except redis.ResponseError:
+        return None
+    return value
+
+
+def _version(text: Any) -> tuple[int, ...]:
+    """Return a version as numbers; () if there is none, or it is not numeric."""
+    parts = str(text or "").split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
+
+
+def why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
+    """Return why waiting for Redis's sync is impossible; None if it is possible."""
+    if not info.get("aof_enabled"):
+        return "its append-only file is off"
+    try:
+        client.execute_command("WAITAOF", 0, 0, 1)
+    except redis.exceptions.NoPermissionError:
+        return "its user may not call WAITAOF"
+    except redis.ResponseError as error:
+        if not redis_errors.is_absent(error):
+            raise
+        if is_before_waitaof(info):
+            return "WAITAOF came with Redis 7.2"
+        return "its configuration renames or disables WAITAOF"
+    # With `no`, each batch would wait for the whole time-out in vain. If the setting is unknown, the wait succeeds, or
+    # fails with a message.
+    return "appendfsync is 'no'" if _setting(client, "appendfsync") == "no" else None
+
+
+def is_before_waitaof(info: Mapping[str, Any]) -> bool:
+    """Return whether Redis is too old for WAITAOF; Valkey also reports the Redis version it is compatible with."""
+    return _version(info.get("redis_version")) < WAITAOF_SINCE

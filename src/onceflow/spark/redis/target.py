@@ -48,10 +48,6 @@ SYNC_WAIT_MS = 10_000
 REPAIR_STEPS = 3
 LOOKS = 100
 """Scripts of one check of buckets, each for some 1,000 of them."""
-WHOLE_TAILS_SINCE = (9, 1, 2)
-"""First Valkey that removes the start of a torn script from its append-only file (valkey-io/valkey#4342)."""
-WAITAOF_SINCE = (7, 2)
-"""First Redis that can report when a write is on disk."""
 
 Rebuild = Callable[[MissingRanges], DataFrame]
 """Returns the sink's rows of these offsets, and of no others, by the same code as the query."""
@@ -393,7 +389,7 @@ class RedisTarget(Sink):
                 f"{Remedy.CONFIG_SET.format(name='maxmemory-policy', value='noeviction')}"
             )
         version = info.get("valkey_version") or info.get("redis_version")
-        unsynced = _why_unsynced(client, info)
+        unsynced = redis_settings.why_unsynced(client, info)
         self._waits_for_sync = unsynced is None
         if unsynced is not None:
             _log.warning(
@@ -404,7 +400,7 @@ class RedisTarget(Sink):
                 unsynced,
                 "stops the query" if self._rebuild is None else "are then counted again from the log",
             )
-        if _leaves_torn_scripts(client, info):
+        if redis_settings.leaves_torn_scripts(client, info):
             _log.warning(
                 "Redis %s at %s has aof-load-truncated 'yes': if a power cut tears a script at the end of its "
                 "append-only file, it may keep the script's start there and apply it at its second next start; %s, "
@@ -412,47 +408,5 @@ class RedisTarget(Sink):
                 version,
                 shown(self._url),
                 Remedy.REWRITE_AOF,
-                Remedy.NEWER_VALKEY.format(version=".".join(map(str, WHOLE_TAILS_SINCE))),
+                Remedy.NEWER_VALKEY.format(version=".".join(map(str, redis_settings.WHOLE_TAILS_SINCE))),
             )
-
-
-def _leaves_torn_scripts(client: Any, info: Mapping[str, Any]) -> bool:
-    """Return whether Redis keeps the start of a script torn at the end of its file; false if unknown."""
-    if not info.get("aof_enabled") or _version(info.get("valkey_version")) >= WHOLE_TAILS_SINCE:
-        return False
-    # A hosted Redis's files are its provider's concern.
-    return _setting(client, "aof-load-truncated") == "yes"
-
-
-def _setting(client: Any, name: str) -> str | None:
-    """Return a setting; None if CONFIG is forbidden, as a hosted Redis may do."""
-    try:
-        value: str | None = client.config_get(name).get(name)
-    except redis.ResponseError:
-        return None
-    return value
-
-
-def _version(text: Any) -> tuple[int, ...]:
-    """Return a version as numbers; () if there is none, or it is not numeric."""
-    parts = str(text or "").split(".")
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
-
-
-def _why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
-    """Return why waiting for Redis's sync is impossible; None if it is possible."""
-    if not info.get("aof_enabled"):
-        return "its append-only file is off"
-    try:
-        client.execute_command("WAITAOF", 0, 0, 1)
-    except redis.exceptions.NoPermissionError:
-        return "its user may not call WAITAOF"
-    except redis.ResponseError as error:
-        if not redis_errors.is_absent(error):
-            raise
-        # Valkey also reports the Redis version that it is compatible with.
-        is_old = _version(info.get("redis_version")) < WAITAOF_SINCE
-        return "WAITAOF came with Redis 7.2" if is_old else "its configuration renames or disables WAITAOF"
-    # With `no`, each batch would wait for the whole time-out in vain. If the setting is unknown, the wait succeeds, or
-    # fails with a message.
-    return "appendfsync is 'no'" if _setting(client, "appendfsync") == "no" else None
