@@ -16,7 +16,7 @@ def test_description_has_no_links_to_files() -> None:
     readme = (ROOT / "README.md").read_text()
     shown = ProjectMetadata(str(ROOT), PluginManager()).core.readme
     assert LINK.search(readme) and not LINK.findall(shown)
-    assert "Other ways to install: docs/install.md.\n" in shown
+    assert "Other ways to install: docs/install.md. `onceflow doctor`" in shown
     assert "work with it (compatibility: docs/compatibility.md)." in shown
     assert "Sinks for Kafka (docs/kafka-sink.md) and Redis (docs/redis-sink.md)" in shown
     headings = re.compile(r"^#+ .*", re.MULTILINE)
