@@ -14,6 +14,7 @@ CHAINS = (
     ("dashboard", "clicks", "spark", "client", "wire"),
     ("dashboard", "clicks", "spark", "redis"),
     ("dashboard", "clicks", "http_server"),
+    ("dashboard", "clicks", "listening"),
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
 )

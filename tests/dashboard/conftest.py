@@ -17,7 +17,7 @@ from onceflow.dashboard.app import create_app
 from onceflow.dashboard.feed import Feed
 from onceflow.dashboard.server import PageServer
 from onceflow.dashboard.sources import Addresses
-from onceflow.http_server import listen, url
+from onceflow.listening import listen, url
 from tests.conftest import WITHIN_S, RedisProcess
 
 UNREACHABLE = "127.0.0.1:1"

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import os
 import resource
@@ -17,6 +16,7 @@ import click
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import GROUPS, SETTINGS, weaker_than
 from onceflow.errors import OnceflowError
+from onceflow.listening import is_loopback
 from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
@@ -160,14 +160,6 @@ def _resolve(config_file: Path | None, options: Mapping[str, str | None]) -> "Re
     sources = [from_file(config_file)] if config_file is not None else []
     typed = Source(given, lambda name: SETTINGS[name].options[0])
     return resolve(*sources, from_environment(os.environ), typed)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _allow_many_files() -> None:

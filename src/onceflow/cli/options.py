@@ -20,6 +20,8 @@ BOOTSTRAP_DEFAULT = f"127.0.0.1:{BROKER_PORT}"
 REDIS_DEFAULT = f"redis://127.0.0.1:{REDIS_PORT}/1"
 DEMO_DIRECTORY = ".onceflow"
 """Directory of the demo and of the checkpoints of `onceflow run`."""
+DEMO_LOG_BYTES = 1 << 30
+"""Size of its log at which the demo stops generating."""
 
 
 def to_address(context: click.Context, parameter: click.Parameter, value: str) -> Address:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onceflow.dashboard.board import Document, exact
 from onceflow.dashboard.feed import Feed
 from onceflow.errors import OnceflowError
-from onceflow.http_server import is_loopback
+from onceflow.listening import is_loopback
 from onceflow.remedies import Remedy
 
 STATIC = Path(__file__).parent / "static"

@@ -11,7 +11,8 @@ import uvicorn
 from onceflow.dashboard.app import create_app
 from onceflow.dashboard.feed import Feed
 from onceflow.dashboard.sources import Addresses, CountsSource
-from onceflow.http_server import Server, is_loopback, listen, url
+from onceflow.http_server import Server
+from onceflow.listening import is_loopback, listen, url
 
 
 class PageServer(Server):

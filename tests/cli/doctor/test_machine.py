@@ -32,34 +32,34 @@ def test_requirements_are_read_like_packaging() -> None:
 
 def packages(versions: dict[str, str | None]) -> dict[str, Finding]:
     present = {name: machine.installed(name) for name in ("click", "cramjam")}
-    finding = machine.packages(lambda name: versions.get(name, present.get(name, "1000")))
-    return {finding.check: finding for finding in finding}
+    findings = machine.packages(lambda name: versions.get(name, present.get(name, "1000")))
+    return {finding.check: finding for finding in findings}
 
 
 def test_installed_packages_are_listed() -> None:
-    finding = {finding.check: finding for finding in machine.packages()}
-    assert finding["python"].state == State.OK
-    assert f"pyspark {pyspark.__version__}" in finding["extra spark"].message
-    assert {finding.state for finding in finding.values()} == {State.OK}
+    findings = {finding.check: finding for finding in machine.packages()}
+    assert findings["python"].state == State.OK
+    assert f"pyspark {pyspark.__version__}" in findings["extra spark"].message
+    assert {finding.state for finding in findings.values()} == {State.OK}
     # The extra with everything shows only its own packages.
-    assert "pyspark" not in finding["extra demo"].message
+    assert "pyspark" not in findings["extra demo"].message
 
 
 @pytest.mark.parametrize("extra", ["client", "archive"])
 def test_a_missing_extra_is_named(extra: str) -> None:
     package = {"client": "confluent-kafka", "archive": "duckdb"}[extra]
-    finding = packages({package: None, "pandas": "2.2"})
-    assert finding[f"extra {extra}"].state == State.WARNING
-    assert finding[f"extra {extra}"].message.startswith(f"not installed: {package}; needed by onceflow ")
-    assert str(finding[f"extra {extra}"].remedy).endswith(f"[{extra}]'")
-    assert finding["packages"].state == State.OK
+    findings = packages({package: None, "pandas": "2.2"})
+    assert findings[f"extra {extra}"].state == State.WARNING
+    assert findings[f"extra {extra}"].message.startswith(f"not installed: {package}; needed by onceflow ")
+    assert str(findings[f"extra {extra}"].remedy).endswith(f"[{extra}]'")
+    assert findings["packages"].state == State.OK
 
 
 def test_a_version_that_does_not_fit() -> None:
-    finding = packages({"pyspark": "4.1.1", "pandas": "3.0.0"})
-    assert finding["extra spark"].state == State.FAILED
-    assert "pyspark 4.1.1 (needs " in finding["extra spark"].message
-    assert "pandas 3.0.0 (needs " in finding["extra spark"].message
+    findings = packages({"pyspark": "4.1.1", "pandas": "3.0.0"})
+    assert findings["extra spark"].state == State.FAILED
+    assert "pyspark 4.1.1 (needs " in findings["extra spark"].message
+    assert "pandas 3.0.0 (needs " in findings["extra spark"].message
 
 
 def test_spark_needs_this_java() -> None:

@@ -61,19 +61,19 @@ def test_a_broker_and_its_clock(bootstrap: str, cluster: Cluster, topic: str, mo
     assert kafka(bootstrap)["kafka"].message.startswith("a Kafka broker other than Onceflow's (1 broker")
 
 
-def test_an_old_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_broker() -> None:
     with peer(versions(1, (apis.METADATA, 0, 3))) as port:
-        findings = kafka(f"127.0.0.1:{port}")["kafka"]
-    assert findings.state == State.FAILED
-    assert "supports Metadata versions 0 to 3" in findings.message
-    assert findings.remedy == Remedy.NEWER_BROKER
+        finding = kafka(f"127.0.0.1:{port}")["kafka"]
+    assert finding.state == State.FAILED
+    assert "supports Metadata versions 0 to 3" in finding.message
+    assert finding.remedy == Remedy.NEWER_BROKER
 
 
 def test_a_missing_version(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onceflow.client.requests.REQUIRED_VERSIONS", {apis.FETCH: 0, apis.LIST_OFFSETS: 99})
-    findings = kafka(bootstrap)["kafka versions"]
-    assert (findings.state, findings.remedy) == (State.FAILED, Remedy.NEWER_BROKER)
-    assert "ListOffsets" in findings.message
+    finding = kafka(bootstrap)["kafka versions"]
+    assert (finding.state, finding.remedy) == (State.FAILED, Remedy.NEWER_BROKER)
+    assert "ListOffsets" in finding.message
 
 
 def test_nothing_at_the_address(closed: str) -> None:
@@ -126,10 +126,10 @@ def test_wrong_settings_of_redis(
     server = new_redis(appendfsync="everysec")
     with redis.Redis.from_url(server.url) as client:
         client.config_set(setting, wrong)
-        findings = redis_of(server.url)["redis settings"]
-        assert findings.state == expected
-        assert findings.message.startswith(f"{setting} is '{wrong}', which ")
-        words = remedies.find(Remedy.CONFIG_SET, findings.remedy)
+        finding = redis_of(server.url)["redis settings"]
+        assert finding.state == expected
+        assert finding.message.startswith(f"{setting} is '{wrong}', which ")
+        words = remedies.find(Remedy.CONFIG_SET, finding.remedy)
         client.config_set(words["name"], words["value"].rstrip("'"))
         assert redis_of(server.url)["redis settings"].state == State.OK
         # Valkey does not stop while it writes a first append-only file.
@@ -141,14 +141,14 @@ def test_wrong_settings_of_redis(
 def test_redis_without_waitaof(new_redis: Callable[..., RedisProcess], monkeypatch: pytest.MonkeyPatch) -> None:
     """A Redis before 7.2 has no such command."""
     server = new_redis(arguments=["--rename-command", "WAITAOF", ""])
-    findings = redis_of(server.url)["redis settings"]
-    assert (findings.state, "renames or disables WAITAOF" in findings.message) == (State.WARNING, True)
-    remedies.find(Remedy.KEEP_COMMAND, findings.remedy)
+    finding = redis_of(server.url)["redis settings"]
+    assert (finding.state, "renames or disables WAITAOF" in finding.message) == (State.WARNING, True)
+    remedies.find(Remedy.KEEP_COMMAND, finding.remedy)
     with monkeypatch.context() as old:
         old.setattr(settings, "WAITAOF_SINCE", (99,))
-        findings = redis_of(server.url)["redis settings"]
-        assert (findings.state, "WAITAOF came with Redis 7.2" in findings.message) == (State.WARNING, True)
-        remedies.find(Remedy.NEWER_REDIS, findings.remedy)
+        finding = redis_of(server.url)["redis settings"]
+        assert (finding.state, "WAITAOF came with Redis 7.2" in finding.message) == (State.WARNING, True)
+        remedies.find(Remedy.NEWER_REDIS, finding.remedy)
     assert redis_of(new_redis().url)["redis settings"].state == State.OK
 
 
@@ -175,6 +175,6 @@ def test_a_user_without_rights(new_redis: Callable[..., RedisProcess]) -> None:
 
 def test_redis_that_keeps_torn_scripts(redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "WHOLE_TAILS_SINCE", (99, 0, 0))
-    findings = redis_of(redis_server.url)["redis append-only file"]
-    assert findings.state == State.WARNING
-    assert str(findings.remedy).startswith(f"{Remedy.REWRITE_AOF}, or ")
+    finding = redis_of(redis_server.url)["redis append-only file"]
+    assert finding.state == State.WARNING
+    assert str(finding.remedy).startswith(f"{Remedy.REWRITE_AOF}, or ")

@@ -21,7 +21,7 @@ from onceflow.clicks.ingest.limits import Memory, RateLimit
 from onceflow.clicks.ingest.server import EventServer, bounded
 from onceflow.clicks.ingest.visits import AddedFields, Stamp
 from onceflow.client.cluster import Cluster
-from onceflow.http_server import listen, url
+from onceflow.listening import listen, url
 from tests.clicks.ingest.test_generator import records
 from tests.conftest import WITHIN_S
 

@@ -117,7 +117,7 @@ def serve(
       curl -d '{"uid":"ann","click_count":1}' http://127.0.0.1:8090/events
     """
     from onceflow.clicks.ingest.generator import ensure_topic
-    from onceflow.http_server import is_loopback, listen
+    from onceflow.listening import is_loopback, listen
 
     access = _access(keys_path)
     if keys_path is None and not is_loopback(host):
@@ -145,7 +145,7 @@ async def _serve(
     from onceflow.clicks.ingest.appender import Appender
     from onceflow.clicks.ingest.endpoint import Endpoint
     from onceflow.clicks.ingest.visits import Stamp
-    from onceflow.http_server import url
+    from onceflow.listening import url
 
     appender = Appender(bootstrap, topic, security())
     endpoint = Endpoint(appender, rules, Stamp(fields), access, limits, keep_bots=options["keep_bots"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from onceflow.cli.options import DASHBOARD_PORT, DEMO_DIRECTORY, refuse_together
+from onceflow.cli.options import DASHBOARD_PORT, DEMO_DIRECTORY, DEMO_LOG_BYTES, refuse_together
 from onceflow.cli.refusals import confirm
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
@@ -36,7 +36,7 @@ CHECKPOINTS = "checkpoints"
 @click.option(
     "--max-bytes",
     type=click.IntRange(min=1 << 20),
-    default=1 << 30,
+    default=DEMO_LOG_BYTES,
     show_default=True,
     help="Stop generating when the log holds about this number of bytes; nothing is deleted.",
 )

@@ -10,18 +10,13 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from onceflow.cli.broker import is_loopback
 from onceflow.cli.doctor import machine, servers
 from onceflow.cli.doctor.findings import Check, Finding, State, run
-from onceflow.cli.options import (
-    DEMO_DIRECTORY,
-    bootstrap_option,
-    json_option,
-    redis_options,
-)
+from onceflow.cli.options import DEMO_DIRECTORY, REDIS_PORT, bootstrap_option, json_option, redis_options
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.security import security
 from onceflow.client.addresses import parse_bootstrap
+from onceflow.listening import is_loopback
 
 
 @click.command()
@@ -54,12 +49,13 @@ def doctor(
     """
     sources = {name: context.get_parameter_source(name) for name in ("bootstrap", "redis_url")}
     is_default = {name: source == ParameterSource.DEFAULT for name, source in sources.items()}
+    expected = expected_ports(bootstrap, redis_url)
     checks: dict[str, Check] = {
         "packages": machine.packages,
         "java": partial(machine.java, os.environ),
         "redis server": machine.redis_server,
         "ports": lambda: [
-            machine.port(number, user, remedy, expected=expected_ports(bootstrap, redis_url).get(number))
+            machine.port(number, user, remedy, expected=expected.get(number))
             for number, (user, remedy) in machine.PORTS.items()
         ],
         "disk": lambda: [machine.disk(directory)],
@@ -81,7 +77,7 @@ def expected_ports(bootstrap: str, redis_url: str) -> dict[int, str]:
     redis_parts = urlsplit(redis_url)
     addresses = [(address.host, address.port, "--bootstrap") for address in parse_bootstrap(bootstrap)]
     if redis_parts.scheme in ("redis", "rediss"):
-        addresses.append((redis_parts.hostname or "", redis_parts.port or 6379, "--redis"))
+        addresses.append((redis_parts.hostname or "", redis_parts.port or REDIS_PORT, "--redis"))
     return {port: option for host, port, option in addresses if is_loopback(host)}
 
 

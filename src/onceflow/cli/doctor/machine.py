@@ -13,14 +13,12 @@ from pathlib import Path
 from onceflow import services
 from onceflow.cli import EXTRAS, installed_from
 from onceflow.cli.doctor.findings import Finding, State
-from onceflow.cli.options import BROKER_PORT, DASHBOARD_PORT, REDIS_PORT, SERVE_PORT
+from onceflow.cli.options import BROKER_PORT, DASHBOARD_PORT, DEMO_LOG_BYTES, REDIS_PORT, SERVE_PORT
 from onceflow.remedies import Remedy
 
 DISTRIBUTION = "onceflow"
 FREE_MIN_BYTES = 16 * 1024**2
 """The broker's default reserve: below it, records are refused."""
-FREE_LOW_BYTES = 1 << 30
-"""Size that the demo's log may reach by default."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[\w,-]*\])?\s*([^;]*)(?:;.*?extra == ['\"](\w+)['\"])?")
 _BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
 
@@ -221,6 +219,6 @@ def disk(directory: Path, free_bytes: Callable[[Path], int] = lambda path: shuti
     message = f"{free / (1 << 30):,.1f} GiB free for --data {directory}"
     if free < FREE_MIN_BYTES:
         return Finding("disk", State.FAILED, f"{message}; the broker refuses records", Remedy.MAKE_ROOM)
-    if free < FREE_LOW_BYTES:
+    if free < DEMO_LOG_BYTES:
         return Finding("disk", State.WARNING, f"{message}; the demo's log may take 1 GiB", Remedy.MAKE_ROOM)
     return Finding("disk", State.OK, message)

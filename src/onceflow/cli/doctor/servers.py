@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from onceflow.cli.broker import is_loopback
 from onceflow.cli.doctor.findings import Finding, State, failure
 from onceflow.client.addresses import Address, parse_bootstrap
+from onceflow.listening import is_loopback
 from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
@@ -167,11 +167,9 @@ def _redis_settings(client: Any, info: dict[str, Any]) -> Iterator[Finding]:
     if wrong is not None:
         state = State.FAILED if wrong.name == "maxmemory-policy" else State.WARNING
         yield Finding(check, state, str(wrong), wrong.remedy)
-    elif (reason := settings.why_unsynced(client, info)) is not None:
-        remedy = Remedy.ALLOW_COMMANDS if "user" in reason else Remedy.KEEP_COMMAND
-        if settings.is_before_waitaof(info):
-            remedy = Remedy.NEWER_REDIS
-        yield Finding(check, State.WARNING, f"it cannot report when a write is on disk: {reason}", remedy)
+    elif (unsynced := settings.why_unsynced(client, info)) is not None:
+        message = f"it cannot report when a write is on disk: {unsynced.reason}"
+        yield Finding(check, State.WARNING, message, unsynced.remedy)
     else:
         yield Finding(check, State.OK, listed)
     if settings.leaves_torn_scripts(client, info):

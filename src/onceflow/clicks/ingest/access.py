@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onceflow.errors import OnceflowError
-from onceflow.http_server import is_loopback
+from onceflow.listening import is_loopback
 
 _FIELDS = {"key", "origins", "events_per_second"}
 

@@ -111,25 +111,30 @@ def _version(text: Any) -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
-def why_unsynced(client: Any, info: Mapping[str, Any]) -> str | None:
+class Unsynced(NamedTuple):
+    """Why waiting for Redis's sync is impossible."""
+
+    reason: str
+    remedy: str
+
+
+def why_unsynced(client: Any, info: Mapping[str, Any]) -> Unsynced | None:
     """Return why waiting for Redis's sync is impossible; None if it is possible."""
     if not info.get("aof_enabled"):
-        return "its append-only file is off"
+        return Unsynced("its append-only file is off", Remedy.CONFIG_SET.format(name="appendonly", value="yes"))
     try:
         client.execute_command("WAITAOF", 0, 0, 1)
     except redis.exceptions.NoPermissionError:
-        return "its user may not call WAITAOF"
+        return Unsynced("its user may not call WAITAOF", Remedy.ALLOW_COMMANDS)
     except redis.ResponseError as error:
         if not redis_errors.is_absent(error):
             raise
-        if is_before_waitaof(info):
-            return "WAITAOF came with Redis 7.2"
-        return "its configuration renames or disables WAITAOF"
+        # Valkey also reports the Redis version that it is compatible with.
+        if _version(info.get("redis_version")) < WAITAOF_SINCE:
+            return Unsynced("WAITAOF came with Redis 7.2", Remedy.NEWER_REDIS)
+        return Unsynced("its configuration renames or disables WAITAOF", Remedy.KEEP_COMMAND)
     # With `no`, each batch would wait for the whole time-out in vain. If the setting is unknown, the wait succeeds, or
     # fails with a message.
-    return "appendfsync is 'no'" if _setting(client, "appendfsync") == "no" else None
-
-
-def is_before_waitaof(info: Mapping[str, Any]) -> bool:
-    """Return whether Redis is too old for WAITAOF; Valkey also reports the Redis version it is compatible with."""
-    return _version(info.get("redis_version")) < WAITAOF_SINCE
+    if _setting(client, "appendfsync") == "no":
+        return Unsynced("appendfsync is 'no'", Remedy.CONFIG_SET.format(name="appendfsync", value="everysec"))
+    return None

@@ -397,7 +397,7 @@ class RedisTarget(Sink):
                 "missing, which %s",
                 version,
                 shown(self._url),
-                unsynced,
+                unsynced.reason,
                 "stops the query" if self._rebuild is None else "are then counted again from the log",
             )
         if redis_settings.leaves_torn_scripts(client, info):

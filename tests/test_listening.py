@@ -1,4 +1,4 @@
-"""Addresses that an HTTP server listens on."""
+"""Addresses that servers listen on."""
 
 import errno
 import socket
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.http_server import CannotListen, is_loopback, listen, url
+from onceflow.listening import CannotListen, is_loopback, listen, url
 from onceflow.remedies import Remedy
 from onceflow.services import free_port
 from tests import remedies
