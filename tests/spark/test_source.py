@@ -176,6 +176,28 @@ def test_batches_read_the_offsets_in_checkpoint(
     assert offsets_of(checkpoint, 2) == {topic: {"0": 3, "1": 1}, "@ids": {topic: topic_id}}
 
 
+def test_process_all_available_waits_for_acknowledged_records(
+    spark: SparkSession, bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path, send: Send
+) -> None:
+    """Spark's contract: what was acknowledged before processAllAvailable is counted when it returns."""
+    cluster.create_topic(topic, 1)
+    seen: list[str] = []
+
+    def keep(frame: DataFrame, _batch_id: int) -> None:
+        seen.extend(row.value.decode() for row in frame.select("value").collect())
+
+    reader = spark.readStream.format("onceflow").option("kafka.bootstrap.servers", bootstrap)
+    frame = reader.options(subscribe=topic, startingOffsets="earliest").load()
+    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint)).start()
+    try:
+        for number in range(5):
+            send([f"v{number}"])
+            query.processAllAvailable()
+            assert seen == [f"v{sent}" for sent in range(number + 1)]
+    finally:
+        query.stop()
+
+
 def test_restarted_available_now_reads_new_records(
     drain: Drain, cluster: Cluster, topic: str, send: Send, checkpoint: Path
 ) -> None:

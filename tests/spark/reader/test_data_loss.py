@@ -13,7 +13,7 @@ from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.log.config import LogConfig
 from onceflow.spark.offsets import OffsetRange
-from onceflow.spark.reader import positions, read_task
+from onceflow.spark.reader import read_task
 from onceflow.spark.reader.options import SourceOptions, read_options
 from onceflow.spark.reader.read_task import ReadTask
 from onceflow.spark.reader.stream import StreamReader
@@ -30,7 +30,6 @@ CLEANER_MS = 15_000
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
     monkeypatch.setattr(read_task, "STALL_SECONDS_MAX", 10)
 
 

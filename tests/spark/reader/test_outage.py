@@ -12,7 +12,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import Security
 from onceflow.spark import connections
-from onceflow.spark.reader import positions
 from onceflow.spark.reader.options import SourceOptions
 from onceflow.spark.reader.stream import StreamReader
 from onceflow.spark.reader.subscription import subscribed
@@ -31,7 +30,6 @@ def away_for_a_moment(broker: BrokerProcess) -> Iterator[None]:
 
 
 def test_query_survives_short_broker_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
     with BrokerProcess(tmp_path / "data") as broker:
         with Cluster(broker.bootstrap) as cluster:
             cluster.create_topic("t", 1)

@@ -26,9 +26,7 @@ EVERYTHING = ReadAllAvailable()
 
 
 @pytest.fixture(autouse=True)
-def _without_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the cache of ends, which would hide a wrong second request."""
-    monkeypatch.setattr(positions, "ENDS_AGE_MS_MAX", 0)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "LOSS_PAUSES_MS", (1, 1, 1))
 
 

@@ -1,4 +1,4 @@
-"""First and end offsets of the subscribed topics, cached for as long as is useful."""
+"""First and end offsets of the subscribed topics."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -22,8 +22,6 @@ from onceflow.spark.reader.position_options import (
 )
 from onceflow.spark.reader.subscription import SUBSCRIBE_PATTERN
 
-ENDS_AGE_MS_MAX = 25
-"""An idle query asks every 12 ms. A batch takes longer, so after a batch the ends are always requested again."""
 TOPICS_AGE_MS_MAX = 1000
 """Maximum delay until new topics and partitions are noticed."""
 
@@ -46,15 +44,21 @@ class LogPositions:
         self._options = options
         self._monotonic = monotonic
         self._topics: Mapping[str, TopicMetadata] = {}
-        self._topics_until = self._ends_until = monotonic()
-        self._ends = Offsets({})
+        self._topics_until = monotonic()
+        self._ends: Offsets | None = None
 
     def ends(self, *, fresh: bool = False) -> Offsets:
-        """Return the end of every partition, without topics that do not exist."""
-        if fresh or self._monotonic() >= self._ends_until:
-            self._ends = self._ask_ends(self._refresh_topics(fresh=fresh))
-            self._ends_until = self._monotonic() + ENDS_AGE_MS_MAX / 1000
+        """Request the end of every partition, without topics that do not exist; `fresh`: with those made just now.
+
+        The ends are never cached: Spark's processAllAvailable waits for what was written before its call only if the
+        source shows it at once.
+        """
+        self._ends = self._ask_ends(self._refresh_topics(fresh=fresh))
         return self._ends
+
+    def known_ends(self) -> Offsets:
+        """Return the ends that were requested last, for a report."""
+        return self.ends() if self._ends is None else self._ends
 
     def begins(self, wanted: Mapping[str, Collection[int]]) -> dict[str, dict[int, int]]:
         """Return the first offset of each wanted partition."""

@@ -110,8 +110,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch_end.as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the ends of the log, which Spark puts into each progress report."""
-        return self._log.ends().as_json()
+        """Return the ends of the log, which Spark puts into each progress report, right after `latestOffset`."""
+        return self._log.known_ends().as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[read_task.ReadTask]:
         """Return the read tasks of a batch, new or repeated; none if it has no rows."""
