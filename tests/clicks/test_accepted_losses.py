@@ -1,8 +1,8 @@
 """Data loss in the log: it stops the run, and counting continues after the remedies of its message."""
 
+import contextlib
 import re
 import shlex
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from onceflow.cli import onceflow
 from onceflow.clicks import results
+from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.pipeline import ClickPipeline
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
@@ -56,7 +57,7 @@ def refusal(run: CountingRun, spark: SparkSession, **options: Any) -> str:
 def follow(run: CountingRun, spark: SparkSession, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Call the command that `message` names, in the test's Spark session."""
     (command,) = re.findall(r"'(onceflow run [^']*)'", message)
-    monkeypatch.setattr(ClickPipeline, "run", lambda self: self.stream(spark, threading.Event()))
+    monkeypatch.setattr(StreamingJob, "session", lambda _job: contextlib.nullcontext(spark))
     arguments = shlex.split(command)[1:]
     where = ["--bootstrap", run.bootstrap, "--topic", run.topic, "--redis", run.url, "--hash-key", run.hash_key]
     place = ["--checkpoint", str(run.directory / "checkpoint"), "--trigger", "available-now"]

@@ -1,9 +1,9 @@
 """The archive written by real Spark: each event once, whatever is killed."""
 
+import contextlib
 import json
 import shlex
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas
@@ -14,15 +14,17 @@ from pyspark.sql import DataFrame, SparkSession
 from onceflow.cli import onceflow
 from onceflow.clicks import archive as archives
 from onceflow.clicks.archive import Archive, ArchiveUnreadable, archive_files, plan_of
-from onceflow.clicks.archive_job import ArchiveJob, ArchiveSink
+from onceflow.clicks.archive_job import ArchiveSink
+from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.queries import open_events
-from onceflow.clicks.restarts import Restarts
+from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
 from onceflow.spark.sink import ExactlyOnce, Proof
 from onceflow.spark.testing import BatchSink, NotExactlyOnce, Report, check_foreach_batch
 from tests import remedies
 from tests.clicks.archived import FIELDS, START_MS, TOPIC, event
 from tests.clicks.counted import write
+from tests.conftest import RedisProcess
 from tests.end_to_end.pipeline import Pipeline
 from tests.end_to_end.test_kills import Writer, wait_until
 
@@ -82,16 +84,35 @@ def test_the_sink_dies_at_each_line(merges: None, spark: SparkSession, tmp_path:
     print(check(tmp_path, spark, lines=True))
 
 
-@pytest.mark.remedy(Remedy.START_ARCHIVE)
-def test_archive_is_read_by_all(
-    spark: SparkSession, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """Let commands run in the test's session."""
+    monkeypatch.setattr(StreamingJob, "session", lambda _job: contextlib.nullcontext(spark))
+    return spark
+
+
+def test_run_counts_and_archives(
+    session: SparkSession, bootstrap: str, topic: str, new_redis: Callable[..., RedisProcess], tmp_path: Path
 ) -> None:
+    """One command counts and archives the same events, also those that arrive before its second start."""
+    server, directory = new_redis(), tmp_path / "archive"
+    where = ["--bootstrap", bootstrap, "--topic", topic]
+    counted = [*where, "--redis", server.url, "--json"]
+    once = ["--checkpoint", str(tmp_path / "counts"), "--trigger", "available-now", "--archive", str(directory)]
+    for archived in (2, 4):
+        write(bootstrap, topic, {0: [event("ann", START_MS), b"nonsense"], 1: [event("bob", 5)]})
+        done = CliRunner().invoke(onceflow, ["run", *counted, *once], catch_exceptions=False)
+        counts = json.loads(done.stdout)
+        assert counts["events"] - counts["bad"] == archived
+        with open_events(directory) as events:
+            assert events.totals()["events"] == archived
+    assert CliRunner().invoke(onceflow, ["verify", *counted]).exit_code == 0
+    redis_pool.close()
+
+
+@pytest.mark.remedy(Remedy.START_ARCHIVE)
+def test_archive_is_read_by_all(session: SparkSession, bootstrap: str, topic: str, tmp_path: Path) -> None:
     """Starts that archive everything available, through the command; Spark, pandas and DuckDB read the same events."""
-
-    def run(job: ArchiveJob) -> None:
-        assert job.stream_with_restarts(spark, threading.Event(), Restarts(job.restarts))
-
-    monkeypatch.setattr(ArchiveJob, "run", run)
     directory = tmp_path / "archive"
     with pytest.raises(ArchiveUnreadable) as raised:
         archive_files(directory)
@@ -106,7 +127,7 @@ def test_archive_is_read_by_all(
     users = ["ann-0", "ann-1", "bob", "bob"]
     files = archive_files(directory)
     assert sorted(pandas.read_parquet(files)["uid"]) == users
-    assert sorted(row.uid for row in spark.read.parquet(*files).collect()) == users
+    assert sorted(row.uid for row in session.read.parquet(*files).collect()) == users
     with open_events(directory) as events:
         assert events.totals() == {"events": 4, "clicks": 4, "users": 3, "no_time": 0, "future": 0}
         assert events.top("page", count=1) == [{"value": "/", "events": 2, "clicks": 2}]

@@ -38,7 +38,7 @@ def wait_for(done: Callable[[], bool], pipeline: Pipeline) -> None:
 
 def restarts(pipeline: Pipeline) -> list[str]:
     """Return the reason of each restart in the log."""
-    return re.findall(r"([^:\n]+): restart \d+ of at most \d+ of the query in ", pipeline.log.read_text())
+    return re.findall(r"([^:\n]+): restart \d+ of at most \d+ of onceflow clicks in ", pipeline.log.read_text())
 
 
 @pytest.mark.timeout(600)

@@ -1,13 +1,13 @@
 """A streaming query that runs for days: its session, its restarts, its end by a signal.
 
-`onceflow.clicks.pipeline` counts with it, `onceflow.clicks.archive_job` archives with it.
+`onceflow.clicks.pipeline` counts with it, `onceflow.clicks.archive_job` archives with it, and both can share a session.
 """
 
 import abc
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -83,21 +83,6 @@ class StreamingJob(abc.ABC):
         with Cluster(self.bootstrap, security=read_security(self.kafka)) as cluster:
             cluster.require_topic(self.topic)
 
-    def run(self) -> None:
-        """Run until SIGINT or SIGTERM, or until everything available is written. Main thread only; `check` first.
-
-        Restart the query after a failure that a restart fixes. Raises `QueryFailed` or the error of the source or the
-        sink that stopped the query.
-        """
-        restarts, is_over = Restarts(self.restarts), False
-        try:
-            while not is_over:
-                # Spark installs its own handler for SIGINT when its context starts, so ours is installed later.
-                with self._session() as spark, stop_on_signals() as stop:
-                    is_over = self.stream_with_restarts(spark, stop, restarts)
-        except (PySparkException, Py4JError, OSError) as error:
-            raise QueryFailed(describe_stop(error)) from error
-
     def stream(self, spark: SparkSession, stop: threading.Event) -> None:
         """Run in an existing session until `stop` is set or everything available is written."""
         self._stream_into(self.sink(spark), spark, stop)
@@ -125,7 +110,8 @@ class StreamingJob(abc.ABC):
             sink.close()
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[SparkSession]:
+    def session(self) -> Iterator[SparkSession]:
+        """Return a session with these settings, which stops at the end."""
         if self.master is None:
             spark = SparkSession.builder.appName(self.name).getOrCreate()
             if "spark.sql.shuffle.partitions" not in dict(spark.sparkContext.getConf().getAll()):
@@ -206,6 +192,54 @@ class StreamingJob(abc.ABC):
                 unchecked_s = 0
         if not stop.is_set():
             self.check_sink(sink)
+
+
+def run_jobs(jobs: Sequence[StreamingJob]) -> None:
+    """Run jobs in one session until SIGINT or SIGTERM, or until each has written everything available.
+
+    The session has the settings of the first job. Main thread only; `check` each job first. A query restarts after a
+    failure that a restart fixes; any other failure stops all jobs. Raises `QueryFailed` or the error of the source or
+    the sink that stopped a query.
+    """
+    restarts, is_over = [Restarts(job.restarts, job.name) for job in jobs], False
+    try:
+        while not is_over:
+            # Spark installs its own handler for SIGINT when its context starts, so ours is installed later.
+            with jobs[0].session() as spark, stop_on_signals() as stop:
+                is_over = stream_jobs(jobs, spark, stop, restarts)
+    except (PySparkException, Py4JError, OSError) as error:
+        raise QueryFailed(describe_stop(error)) from error
+
+
+def stream_jobs(
+    jobs: Sequence[StreamingJob], spark: SparkSession, stop: threading.Event, restarts: Sequence[Restarts]
+) -> bool:
+    """Run jobs in an existing session, the first one in this thread and each other one in a thread of its own.
+
+    Return True when all are over, False when they need a new session. The first failure sets `stop` and is raised.
+    """
+    are_over: list[bool] = []
+    failures: list[Exception] = []
+
+    def stream(job: StreamingJob, limits: Restarts) -> None:
+        try:
+            are_over.append(job.stream_with_restarts(spark, stop, limits))
+        except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread.
+            failures.append(error)
+            stop.set()
+
+    others = [
+        threading.Thread(target=stream, args=started, name=started[0].name, daemon=True)
+        for started in zip(jobs[1:], restarts[1:], strict=True)
+    ]
+    for thread in others:
+        thread.start()
+    stream(jobs[0], restarts[0])
+    for thread in others:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return all(are_over)
 
 
 class _Stopped(Exception):

@@ -93,8 +93,11 @@ class RestartLimits:
 class Restarts:
     """The restarts of one run: their number, their pauses and their limits."""
 
-    def __init__(self, limits: RestartLimits, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: RestartLimits, query: str = "the query", *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limits = limits
+        self._query = query
         self._monotonic = monotonic
         self._batch_done: int | None = None
         self._restarts = 0
@@ -117,10 +120,11 @@ class Restarts:
             raise error
         self._restarts += 1
         _log.warning(
-            "%s: restart %d of at most %d of the query in %g s (%s)",
+            "%s: restart %d of at most %d of %s in %g s (%s)",
             reason,
             self._restarts,
             limits.restarts_max,
+            self._query,
             pause_s,
             failure.describe(error),
         )

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 ARCHIVE = Path(".onceflow", "archive")
+CHECKPOINT = "_checkpoint"
+"""Default checkpoint, in the archive's directory."""
+TRIGGER = "20 seconds"
 _TIMES = {"start_ms", "end_ms", "time_ms"}
 
 
@@ -44,7 +47,7 @@ _TIMES = {"start_ms", "end_ms", "time_ms"}
     "--checkpoint",
     help="Directory of Spark's checkpoint, to be kept as long as the archive.  [default: DIRECTORY/_checkpoint]",
 )
-@job_options(trigger="20 seconds")
+@job_options(trigger=TRIGGER)
 @click.option(
     "--accept-data-loss",
     is_flag=True,
@@ -78,6 +81,7 @@ def archive(
     from onceflow.clicks.archive_job import ArchiveJob
     from onceflow.clicks.event_table import EventFields
     from onceflow.clicks.events import WrongField
+    from onceflow.clicks.job import run_jobs
 
     fields = EventFields(key_field, value_field or None, time_field)
     try:
@@ -90,12 +94,12 @@ def archive(
         directory=directory.absolute(),
         fields=fields,
         accept_data_loss=accept_data_loss,
-        **job_settings(checkpoint or str(directory / "_checkpoint"), job),
+        **job_settings(checkpoint or str(directory / CHECKPOINT), job),
     )
     running.check()
     click.echo(f"archiving {topic} at {bootstrap} into {directory}; Ctrl-C stops", err=True)
     ignore_pandas_warnings()
-    running.run()
+    run_jobs([running])
     version = Archive(directory).newest()
     events, files = (0, 0) if version is None else (version.rows, len(version.files))
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli import missing_extra
+from onceflow.cli.clicks.archive import CHECKPOINT, TRIGGER
 from onceflow.cli.clicks.job_options import CHECKPOINTS, job_options, job_settings, to_master
 from onceflow.cli.clicks.results import totals
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
@@ -18,6 +19,7 @@ from onceflow.cli.spark import ignore_pandas_warnings
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
+    from onceflow.clicks.archive_job import ArchiveJob
     from onceflow.clicks.pipeline import ClickPipeline
     from onceflow.clicks.verify import Difference, Verdict
 
@@ -49,7 +51,19 @@ DIFFERENCES_SHOWN = 20
     help="TOML file of what is counted besides: dimensions, minutes, hours and days, users, sessions "
     "(docs/analytics.md).  [default: clicks per user and per os]",
 )
-@click.option("--time-field", default="event_time", show_default=True, help="Event field of the time, with --measures.")
+@click.option(
+    "--time-field",
+    default="event_time",
+    show_default=True,
+    help="Event field of the time, with --measures or --archive.",
+)
+@click.option(
+    "--archive",
+    "archive_directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help=f"Also keep the events as Parquet files, as 'onceflow archive DIRECTORY' does, every {TRIGGER}.",
+)
 @job_options(trigger="5 seconds")
 @click.option(
     "--accept-data-loss",
@@ -69,6 +83,7 @@ def run(
     checkpoint: str | None,
     measure_file: Path | None,
     time_field: str,
+    archive_directory: Path | None,
     accept_data_loss: bool,
     as_json: bool,
     **job: Any,
@@ -88,10 +103,10 @@ def run(
       onceflow run
       onceflow run spark://HOST:7077 --ui-port 4040
       onceflow run --topic visits --hash-key site::visits --trigger available-now
-      onceflow run --measures measures.toml
+      onceflow run --measures measures.toml --archive .onceflow/archive
     """
-    if measure_file is None:
-        refuse_together(["time_field"], "--time-field has no effect without --measures")
+    if measure_file is None and archive_directory is None:
+        refuse_together(["time_field"], "--time-field has no effect without --measures or --archive")
     _check_fields(key_field, value_field)
     if master_argument is not None and job["master"] not in (None, master_argument):
         raise click.UsageError(
@@ -114,17 +129,41 @@ def run(
         accept_data_loss=accept_data_loss,
         **job_settings(checkpoint or str(checkpoint_of(topic, hash_key)), job),
     )
-    _run(pipeline, as_json)
+    _run(pipeline, None if archive_directory is None else archiving(pipeline, archive_directory), as_json)
 
 
-def _run(pipeline: "ClickPipeline", as_json: bool) -> None:
-    """Run the query until it ends, and print the counts."""
+def archiving(pipeline: "ClickPipeline", directory: Path) -> "ArchiveJob":
+    """Return a job that archives the pipeline's events beside it."""
+    from onceflow.clicks.archive_job import ArchiveJob
+    from onceflow.clicks.event_table import EventFields
+    from onceflow.clicks.job import AVAILABLE_NOW
+
+    return ArchiveJob(
+        bootstrap=pipeline.bootstrap,
+        topic=pipeline.topic,
+        directory=directory.absolute(),
+        checkpoint=str(directory.absolute() / CHECKPOINT),
+        fields=EventFields(pipeline.key_field, pipeline.value_field, pipeline.time_field),
+        trigger=pipeline.trigger if pipeline.trigger == AVAILABLE_NOW else TRIGGER,
+        kafka=pipeline.kafka,
+        accept_data_loss=pipeline.accept_data_loss,
+        restarts=pipeline.restarts,
+    )
+
+
+def _run(pipeline: "ClickPipeline", archive: "ArchiveJob | None", as_json: bool) -> None:
+    """Run the queries until they end, and print the counts."""
+    from onceflow.clicks.job import run_jobs
     from onceflow.clicks.results import Results
 
-    pipeline.check()
+    jobs = [pipeline] if archive is None else [pipeline, archive]
+    for job in jobs:
+        job.check()
     _print_start(pipeline)
+    if archive is not None:
+        click.echo(f"archiving {archive.topic} into {archive.directory}", err=True)
     ignore_pandas_warnings()
-    pipeline.run()
+    run_jobs(jobs)
     with Results(pipeline.redis_url, pipeline.hash_key) as results:
         snapshot = results.snapshot()
     shown = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, pipeline.redis_url)

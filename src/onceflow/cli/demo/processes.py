@@ -8,7 +8,8 @@ The demo's directory:
 | `demo.lock` | the pid of the running demo; locked until its last child has ended |
 | `broker/` | the log |
 | `redis/` | the counts, an append-only file synced before each reply |
-| `checkpoint/` | Spark's checkpoint |
+| `checkpoint/` | Spark's checkpoint of the counts |
+| `archive/` | the events as Parquet files, with their own checkpoint |
 | `logs/` | one log per child, and `jvm.log`, Spark's own log |
 | `checkpoints/` | checkpoints of `onceflow run`, not of the demo |
 """
@@ -92,6 +93,11 @@ class Laptop:
         return f"127.0.0.1:{self.ports['broker']}"
 
     @property
+    def archive(self) -> Path:
+        """Directory of the events' Parquet files."""
+        return self.directory / "archive"
+
+    @property
     def redis_url(self) -> str:
         """Address of Redis, database 1 as in the article."""
         return f"redis://127.0.0.1:{self.ports['redis']}/1"
@@ -139,7 +145,7 @@ class Laptop:
         self._onceflow(
             "spark",
             *("run", *self._where(), "--checkpoint", checkpoint, "--spark-log", log),
-            *("--trigger", TRIGGER, "--master", "local[2]"),
+            *("--trigger", TRIGGER, "--master", "local[2]", "--archive", str(self.archive)),
             environment={"JAVA_HOME": str(java_home)},
         )
 
@@ -269,6 +275,9 @@ class Laptop:
             say(f"             (without redis-cli: {onceflow} clicks --redis {self.redis_url})")
         say(f"  log        {onceflow} consume {TOPIC} --bootstrap {self.bootstrap} --count 5")
         say(f"  verify     {onceflow} verify --bootstrap {self.bootstrap} --redis {self.redis_url}")
+        say(
+            f"  query      {onceflow} query top os --archive {shlex.quote(str(self.archive))} --bootstrap {self.bootstrap}"
+        )
         reset = reset_command(onceflow, self.directory)
         say(f"  Ctrl-C     stops everything; the next start resumes from here; '{reset}' deletes it")
         say()

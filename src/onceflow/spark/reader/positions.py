@@ -48,7 +48,7 @@ class LogPositions:
         self._ends: Offsets | None = None
 
     def ends(self, *, fresh: bool = False) -> Offsets:
-        """Request the end of every partition, without topics that do not exist; `fresh`: with those made just now.
+        """Request the end of every partition, without topics that do not exist; `fresh`: with those created just now.
 
         The ends are never cached: Spark's processAllAvailable waits for what was written before its call only if the
         source shows it at once.
