@@ -275,9 +275,8 @@ class Laptop:
             say(f"             (without redis-cli: {onceflow} clicks --redis {self.redis_url})")
         say(f"  log        {onceflow} consume {TOPIC} --bootstrap {self.bootstrap} --count 5")
         say(f"  verify     {onceflow} verify --bootstrap {self.bootstrap} --redis {self.redis_url}")
-        say(
-            f"  query      {onceflow} query top os --archive {shlex.quote(str(self.archive))} --bootstrap {self.bootstrap}"
-        )
+        archive = shlex.quote(str(self.archive))
+        say(f"  query      {onceflow} query top os --archive {archive} --bootstrap {self.bootstrap}")
         reset = reset_command(onceflow, self.directory)
         say(f"  Ctrl-C     stops everything; the next start resumes from here; '{reset}' deletes it")
         say()
