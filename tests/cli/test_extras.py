@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, Sequence[str]] = {
     "serve": (*BROKER, "--host", "192.0.2.1", "--keys", "{keys}"),
     "run": (*BROKER, *REDIS),
     "verify": (*BROKER, *REDIS),
+    "rebuild": (*BROKER, *REDIS),
     "clicks": REDIS,
     "windows": ("--length", "1h", *REDIS),
     "top": ("os", *REDIS),

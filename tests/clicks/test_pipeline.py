@@ -23,7 +23,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from onceflow.cli import onceflow
 from onceflow.cli.clicks.pipeline import checkpoint_of
 from onceflow.clicks import results
+from onceflow.clicks.measures import MeasureSettings
 from onceflow.clicks.pipeline import ClickPipeline
+from onceflow.clicks.rebuild import Rebuild
 from onceflow.clicks.results import NothingCounted, Results
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
@@ -160,6 +162,24 @@ def test_lost_counts_are_counted_again(run: CountingRun, spark: SparkSession, ca
     assert_not_restarted(caplog)
 
 
+def test_rebuilt_counts_are_continued(run: CountingRun, spark: SparkSession) -> None:
+    """A rebuild by real Spark, with measures, and the query continues from its own checkpoint."""
+    settings = MeasureSettings(over_time=True, sessions=True)
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    run.count(spark, measures=settings)
+    with run.redis() as client:
+        client.hincrby(run.keys.totals, "clicks", 1)
+    run.verify(code=1)
+    rebuild = Rebuild(run.bootstrap, run.url, run.hash_key)
+    outcome = rebuild.run_in(spark, rebuild.live())
+    assert (outcome.before.clicks, outcome.after.clicks) == (12, 11)
+    run.verify()
+    write(run.bootstrap, run.topic, GOOD_AND_BAD)
+    run.count(spark, measures=settings)
+    verdict = run.verify()
+    assert (verdict["events"], verdict["bad"]) == (18, 8)
+
+
 def test_counts_events_by_any_field(run: CountingRun, spark: SparkSession) -> None:
     events = [b'{"page":"/a"}', b'{"page":"/b","n":"x"}', b'{"page":"/a","uid":3}', b'{"uid":"u"}']
     write(run.bootstrap, run.topic, {0: events})
@@ -262,7 +282,7 @@ def test_a_full_sum_names_offsets_and_remedy(run: CountingRun, spark: SparkSessi
 
 
 def test_plan_names_the_counted_fields() -> None:
-    plan = ClickPipeline("b:1", "t", "c", key_field="page", value_field=None).plan
+    plan = ClickPipeline("b:1", "t", "c", key_field="page", value_field=None).plan.text
     assert json.loads(plan) == {
         "counts": "clicks",
         "hash_key": "app::users::click",

@@ -4,14 +4,14 @@ Every result is as of one complete micro-batch. Times are ms since 1970 in event
 what the read model has; a job that does not count something of it has no numbers for it.
 """
 
-import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.clicks.measures import CLICKS, EVENTS, SESSIONS, UID
+from onceflow.clicks.measures import CLICKS, EVENTS, SESSIONS, UID, MeasureSettings
+from onceflow.clicks.plan import parse_plan
 from onceflow.clicks.results import MarkerView, Results
 from onceflow.clicks.windows import HOUR, MINUTE, Bucket, Width, Window, windows_between
 from onceflow.errors import OnceflowError
@@ -248,25 +248,31 @@ class Counted:
     """Counted parts of a marker's job, and the buckets that retention keeps."""
 
     def __init__(self, marker: MarkerView) -> None:
-        self._plan = json.loads(marker.plan)
+        self._plan = parse_plan(marker.plan)
         self._marker = marker
 
     def require(self, part: str, dimension: str | None = None) -> None:
         """Raise NotCounted if the job does not count `over_time`, `sessions` or a dimension."""
-        if not self._plan.get(part) or not self._marker.fields.get("newest_ms"):
+        measures = None if self._plan is None else self._plan.measures
+        if measures is None or not getattr(measures, part) or not self._marker.fields.get("newest_ms"):
             raise NotCounted(f"the job counts no {part.replace('over_time', 'time')} yet: {Remedy.COUNT_OVER_TIME}")
-        if dimension is not None and dimension not in self._plan["dimensions"]:
-            known = ", ".join(self._plan["dimensions"])
+        if dimension is not None and dimension not in measures.dimensions:
+            known = ", ".join(measures.dimensions)
             raise NotCounted(f"the job does not count by {dimension!r}, only by {known}: {Remedy.COUNT_OVER_TIME}")
 
     @property
     def session_gap_ms(self) -> int:
-        return int(self._plan["session_gap_ms"])
+        return self._measures.session_gap_ms
 
     def floor_ms(self, target: str) -> int:
         """Return the start of the oldest bucket that retention keeps."""
-        retention_ms = self._plan["retention_ms"][target]
-        return 0 if retention_ms is None else newest_ms(self._marker) - int(retention_ms)
+        retention_ms = self._measures.retention_of(target)
+        return 0 if retention_ms is None else newest_ms(self._marker) - retention_ms
+
+    @property
+    def _measures(self) -> MeasureSettings:
+        assert self._plan is not None
+        return self._plan.measures
 
 
 class UsersOfWindows:

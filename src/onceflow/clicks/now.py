@@ -241,7 +241,7 @@ class Position:
     """
 
     identity: tuple[str, ...] | None
-    """Query, batch, digest and completeness: sums of one identity are equal. None without a marker."""
+    """The marker's identity: sums of one identity are equal. None without a marker."""
     low: dict[int, int]
     high: dict[int, int]
 
@@ -256,8 +256,7 @@ class Position:
         if not marker.complete:
             ranges = json.loads(fields.get("ranges", "{}")).get(topic, {})
             low |= {int(partition): begin for partition, (begin, _) in ranges.items()}
-        identity = (marker.query, str(marker.batch), fields.get("digest", ""), str(marker.complete))
-        return cls(identity, low, high)
+        return cls(marker.identity, low, high)
 
     @property
     def query(self) -> str | None:

@@ -8,7 +8,6 @@ one plan, so that a sum never mixes two definitions.
 """
 
 import functools
-import json
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,6 +16,7 @@ from onceflow.clicks.columns import EventFields
 from onceflow.clicks.events import KEY_FIELD, TIME_FIELD, VALUE_FIELD
 from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.measures import DEAD, MeasureSettings, aggregates, grouping_sets, sink_rows
+from onceflow.clicks.plan import Plan
 from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Results
 from onceflow.clicks.targets import buckets, increments
 from onceflow.spark.read_again import read_again
@@ -40,18 +40,9 @@ class ClickPipeline(StreamingJob):
     measures: MeasureSettings = field(default_factory=MeasureSettings)
 
     @property
-    def plan(self) -> str:
-        """The plan, in the form stored in the marker."""
-        plan = {
-            "counts": "clicks",
-            # `h` and `{h}` share a marker and are two hashes.
-            "hash_key": self.hash_key,
-            "key_field": self.key_field,
-            "value_field": self.value_field,
-        }
-        if self.measures != MeasureSettings():
-            plan |= {"time_field": self.time_field, **self.measures.as_json()}
-        return json.dumps(plan)
+    def plan(self) -> Plan:
+        """The definition of the counts."""
+        return Plan(self.hash_key, self.key_field, self.value_field, self.time_field, self.measures)
 
     def check(self) -> None:
         """Check field names, Redis, the broker and the topic, which would otherwise fail minutes later in Spark."""
@@ -93,7 +84,8 @@ class ClickPipeline(StreamingJob):
     def check_sink(self, sink: RedisSink) -> None:
         sink.check()
 
-    def sink(self, spark: SparkSession) -> RedisSink:
+    def sink(self, spark: SparkSession | None) -> RedisSink:
+        """Return a sink for one start of the query; without a session, only for its keys."""
         keys = Keys(self.hash_key)
         return RedisSink(
             self.redis_url,
@@ -102,8 +94,8 @@ class ClickPipeline(StreamingJob):
             appends=[Append(DEAD, keys.dead, DEAD_LENGTH)],
             buckets=buckets(self.measures, keys),
             checkpoint=self.checkpoint,
-            plan=self.plan,
+            plan=self.plan.text,
             plan_version=PLAN_VERSION,
-            rebuild=functools.partial(self.rows_again, spark),
+            rebuild=None if spark is None else functools.partial(self.rows_again, spark),
             accept_data_loss=self._stream if self.accept_data_loss else None,
         )

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import redis
 
+from onceflow.clicks.plan import parse_plan
 from onceflow.errors import OnceflowError
 from onceflow.redis import errors as redis_errors
 from onceflow.redis.address import shown
@@ -130,6 +131,12 @@ class MarkerView:
     """All fields in Redis, to detect changes of the marker."""
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        """Markers of one identity have the same counts: a complete batch changes only by a rebuild."""
+        fields = self.fields
+        return (self.query, str(self.batch), fields.get("digest", ""), str(self.complete), fields.get("rebuilt", ""))
+
+    @property
     def topic_ids(self) -> dict[str, str]:
         """Ids of the topics that were counted, as far as the broker reports them."""
         ids: dict[str, str] = json.loads(self.fields.get("topic_ids", "{}"))
@@ -138,11 +145,8 @@ class MarkerView:
     @property
     def counted_fields(self) -> tuple[str, str | None] | None:
         """The fields of the key and the sum of 'onceflow run'; None if another job wrote the marker."""
-        try:
-            plan = json.loads(self.plan)
-            return plan["key_field"], plan["value_field"]
-        except (ValueError, KeyError, TypeError):
-            return None
+        plan = parse_plan(self.plan)
+        return None if plan is None else (plan.key_field, plan.value_field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +310,7 @@ class Results:
             if before.complete:
                 result = read(before)
                 after = self.require_marker()
-                if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
+                if after.identity == before.identity:
                     return result
             time.sleep(SNAPSHOT_PAUSE_S)
         raise NoConsistentSnapshot(

@@ -175,7 +175,7 @@ def read_counts(redis_url: str, keys: Keys) -> Counts:
                 if before.complete:
                     counts = _counts(client, keys, before)
                     after = _marker(client, keys)
-                    if (after.query, after.batch, after.complete) == (before.query, before.batch, True):
+                    if after.identity == before.identity:
                         return counts
                 time.sleep(SNAPSHOT_PAUSE_S)
     except redis.RedisError as error:

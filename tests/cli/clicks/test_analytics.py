@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from onceflow.cli import onceflow
 from onceflow.clicks.measures import MeasureSettings
+from onceflow.clicks.plan import Plan
 from onceflow.clicks.results import Keys
 from tests.conftest import RedisProcess
 
@@ -22,10 +23,10 @@ START_MS = 1_430_204_400_000
 def numbers(redis_server: RedisProcess) -> Iterator[list[str]]:
     """Yield the options of numbers with two events of ada and one of bob, whose users are an estimate by hour."""
     keys = Keys("cli::analytics")
-    plan = MeasureSettings(over_time=True, sessions=True).as_json()
+    plan = Plan(keys.count, "uid", "click_count", measures=MeasureSettings(over_time=True, sessions=True))
     with redis.Redis.from_url(redis_server.url) as client:
         fields = {"format": "4", "query": "q", "batch": "1", "complete": "1", "newest_ms": START_MS + 60_000}
-        client.hset(keys.marker, mapping={**fields, "plan": json.dumps({"counts": "clicks", **plan})})
+        client.hset(keys.marker, mapping={**fields, "plan": plan.text})
         client.hset(keys.count, mapping={"ada": 5, "bob": 1})
         hour = f"{keys.beside('hour')}:{START_MS}"
         client.hset(hour, mapping={"events": 3, "clicks": 6})

@@ -37,7 +37,7 @@ def to_master(context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
-_OPTIONS = (
+_SESSION_OPTIONS = (
     click.option(
         "--master",
         default=None,
@@ -56,6 +56,8 @@ _OPTIONS = (
         help="File for Spark's own log.  [default: CHECKPOINT.log; standard error if the checkpoint is a URL or with "
         "spark-submit]",
     ),
+)
+_RESTART_OPTIONS = (
     click.option(
         "--max-restarts",
         type=click.IntRange(min=0),
@@ -73,11 +75,18 @@ _OPTIONS = (
 )
 
 
+def session_options(command: _Command) -> _Command:
+    """Add the options of a Spark session, which `session_settings` takes."""
+    for option in reversed(_SESSION_OPTIONS):
+        command = option(command)
+    return command
+
+
 def job_options(*, trigger: str) -> Callable[[_Command], _Command]:
     """Add the options of a streaming job, which `job_settings` takes; `trigger` is the default of --trigger."""
 
     def add(command: _Command) -> _Command:
-        for option in reversed(_OPTIONS):
+        for option in reversed((*_SESSION_OPTIONS, *_RESTART_OPTIONS)):
             command = option(command)
         return click.option(
             "--trigger",
@@ -94,20 +103,27 @@ def job_settings(checkpoint: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a StreamingJob with this checkpoint; `options` are those of `job_options`."""
     from onceflow.clicks.restarts import RestartLimits
 
+    location = _location(checkpoint)
+    return {
+        **session_settings(location, options),
+        "checkpoint": location,
+        "trigger": options["trigger"],
+        "kafka": kafka_settings(),
+        "restarts": RestartLimits(options["max_restarts"], options["max_restart_seconds"]),
+    }
+
+
+def session_settings(location: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a session, with the log `LOCATION.log`; `options` are those of `session_options`."""
     ui_port = options["ui_port"]
     if ui_port is not None and is_submitted():
         raise click.UsageError(f"--ui-port does not apply with spark-submit; pass --conf spark.ui.port={ui_port} to it")
-    location = _location(checkpoint)
     return {
-        "checkpoint": location,
         "master": options["master"] or (None if is_submitted() else "local[2]"),
-        "trigger": options["trigger"],
         "java_home": java_home(),
         "log_file": options["spark_log"] or _log_beside(location),
         "ui_port": ui_port,
         "on_session": None if ui_port is None else _print_ui,
-        "kafka": kafka_settings(),
-        "restarts": RestartLimits(options["max_restarts"], options["max_restart_seconds"]),
     }
 
 

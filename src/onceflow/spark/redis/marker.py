@@ -25,6 +25,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `newest_ms` | newest time of any row in a bucket, up to the last complete batch; retention is measured from it |
 | `newest_next` | the same for the chunks of a batch that is not complete |
 | `lost` | a bucket that no longer exists, or one of a deletion in progress: everything must be counted again |
+| `rebuilt` | id of the last rebuild that replaced the counts, at the same batch; absent if there is none |
 | `settled` | last batch for which Redis was asked to sync its append-only file |
 | `started_ms`, `finished_ms`, `duration_ms` | the driver's clock, ms since 1970; absent before the first batch |
 

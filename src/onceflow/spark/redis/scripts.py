@@ -293,18 +293,40 @@ def settle(client: Any, keys: Keys, arguments: Sequence[Argument], *, wait_ms: i
 
     Arguments: query, owner, batch. Return false after `wait_ms`. Raises the same errors as `raise_refusal`.
     """
-    source, _ = script("settle")
+    reply, is_synced = _synced(client, "settle", keys, arguments, (), wait_ms)
+    raise_refusal(keys, reply)
+    return is_synced
+
+
+def _synced(
+    client: Any, name: str, keys: Keys, arguments: Sequence[Argument], touched: Sequence[str], wait_ms: int
+) -> tuple[list[str], bool]:
+    """Run a script; return its reply, and whether its write was synced within `wait_ms`."""
+    source, _ = script(name)
+    names = [*keys.for_scripts, *touched]
 
     def call() -> Any:
         pipeline = client.pipeline(transaction=False)
-        pipeline.eval(source, len(keys.for_scripts), *keys.for_scripts, len(keys.own), *arguments)
+        pipeline.eval(source, len(names), *names, len(keys.own), *arguments)
         # WAITAOF waits for the last write of its own connection, and a pipeline has one.
         pipeline.execute_command("WAITAOF", 1, 0, wait_ms)
         return pipeline.execute()
 
     reply, synced = redis_errors.patiently(call, pool=client.connection_pool)
-    raise_refusal(keys, texts(reply))
-    return int(synced[0]) >= 1
+    return texts(reply), int(synced[0]) >= 1
+
+
+def replace_counts(
+    client: Any, keys: Keys, other: Keys, arguments: Sequence[Argument], *, wait_ms: int | None
+) -> tuple[list[str], bool]:
+    """Run `replace`, which makes these counts those of the sink `other`; wait for Redis's disk unless None.
+
+    Return the reply, and whether the write was synced. Arguments: those before the indexes. Raises redis-py's errors.
+    """
+    all_arguments, touched = [*arguments, *index_arguments(keys)], [other.marker, *other.data]
+    if wait_ms is not None:
+        return _synced(client, "replace", keys, all_arguments, touched, wait_ms)
+    return _run(client, "replace", keys.for_scripts, all_arguments, [key.encode() for key in touched]), True
 
 
 def marker_fields(client: Any, marker: str, data: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -11,7 +11,7 @@ from onceflow.redis import errors as redis_errors
 from onceflow.redis import pool as redis_pool
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import scripts as redis_scripts
-from onceflow.spark.redis.marker import TAGS_MAX, Marker, claims_key, same_slot, tagged_key
+from onceflow.spark.redis.marker import TAGS_MAX, Marker, claims_key, hash_tag, same_slot, tagged_key
 from onceflow.spark.redis.targets import Index
 
 
@@ -115,12 +115,16 @@ def redis_keys(url: str, hash_key: str, others: Iterable[str]) -> SinkKeys:
         claims = redis_scripts.claimed(client, claims_hashes)
         claimed = [key for key, claim in claims.items() if claim == marker]
         indexes = [index for index in _indexes(client, marker) if claims.get(index.key) == marker]
+        foreign = [other for other in {*claims.values()} - {marker} if hash_tag(other) == hash_tag(marker)]
+        foreign_indexes = [index for other in foreign for index in _indexes(client, other)]
         buckets = {
             index.key: [key for step in redis_scripts.buckets_in(client, [index], besides=claims) for key in step]
             for index in indexes
         }
         known = {_text(key) for keys in buckets.values() for key in keys}
         beside = sorted(set(_named_after(client, hash_key)).difference(claims_hashes, known))
+        # Buckets of a sink whose keys are named after this hash key, such as a rebuild's.
+        beside = [name for name in beside if not any(index.may_name(_encoded(name)) for index in foreign_indexes)]
         names = dict.fromkeys([*named, *beside, *claimed])
         present = {key: claims.get(key) for key in names if client.exists(_encoded(key))}
         return SinkKeys(marker, claimed, present, buckets)

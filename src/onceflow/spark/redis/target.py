@@ -79,7 +79,7 @@ class RedisTarget(Sink):
         self.moment = "before the first batch"
         """The current step, for messages of failures."""
         self._url = url
-        self._keys = keys
+        self.keys = keys
         self._history = Append("history", keys.history, HISTORY_LENGTH)
         self._rebuild = rebuild
         self._now_ms = now_ms
@@ -96,7 +96,7 @@ class RedisTarget(Sink):
 
     @property
     def wording(self) -> Wording:
-        return markers.wording(self._keys.marker, self._keys.reset)
+        return markers.wording(self.keys.marker, self.keys.reset)
 
     def open(self, session: Any, query: str | None) -> None:
         """Refuse a Redis that may drop keys, and for a new query, counts of another one.
@@ -200,7 +200,29 @@ class RedisTarget(Sink):
             self._settled = NO_BATCH
             self._settle(target.query, target.number)
         self.batch_done = max(self.batch_done, target.number)
-        _log.warning("marker %s is repaired up to batch %d", self._keys.marker, target.number)
+        _log.warning("marker %s is repaired up to batch %d", self.keys.marker, target.number)
+
+    def replace(self, query: str, other: Keys, expected: Mapping[str, str], identity: str) -> str | None:
+        """Make these counts those of the sink `other` in one step, after which this sink no longer exists.
+
+        Both have counted the same offsets, and the other's marker has the `expected` fields. The keys of the two are in
+        the same order and slot. `identity` names the replacement in the marker, so it can be repeated. Return None, or
+        what is otherwise about the other sink, in which case nothing has changed.
+        """
+        assert self._owner is not None
+        pairs = [text for pair in expected.items() for text in pair]
+        arguments: list[Argument] = [query, self._owner, identity, len(expected), *pairs]
+        with self._translate_redis_errors():
+            wait_ms = SYNC_WAIT_MS if self._waits_for_sync else None
+            reply, is_synced = redis_scripts.replace_counts(
+                self._client(), self.keys, other, arguments, wait_ms=wait_ms
+            )
+            if reply[0] == "other":
+                return f"{reply[1]} {reply[2]!r}"
+            redis_scripts.raise_refusal(self.keys, reply)
+        if not is_synced:
+            raise self._unsynced("the rebuilt counts")
+        return None
 
     def marker(self) -> Marker | None:
         """Return the present marker without taking over. Raises MarkerRefused, RedisFailed."""
@@ -212,7 +234,7 @@ class RedisTarget(Sink):
 
         Raises MarkerRefused if there are counts without a marker, read at the same instant.
         """
-        keys = self._keys
+        keys = self.keys
         fields, absent = redis_scripts.marker_fields(self._client(), keys.marker, keys.data)
         marker = markers.parse(keys.marker, fields, sink=self.name, reset=keys.reset, absent=absent)
         if marker is not None:
@@ -224,7 +246,7 @@ class RedisTarget(Sink):
 
     def _why_without_marker(self, present: list[str]) -> str:
         """Return why data keys that exist without a marker are refused."""
-        marker = self._keys.marker
+        marker = self.keys.marker
         claims = redis_scripts.claims_of(self._client(), present)
         for key in present:
             claim = claims.get(key)
@@ -235,7 +257,7 @@ class RedisTarget(Sink):
         return f"there is no marker {marker}, but there are counts that belong to it: {self.wording.remedy}"
 
     def _client(self) -> Any:
-        return redis_pool.client(self._url, self._keys.marker)
+        return redis_pool.client(self._url, self.keys.marker)
 
     @contextlib.contextmanager
     def _translate_redis_errors(self) -> Iterator[None]:
@@ -259,22 +281,22 @@ class RedisTarget(Sink):
     def _is_owner_rolled_back(self) -> bool:
         """Return whether the marker's owner is an earlier start than this one: Redis lost this one's epoch."""
         try:
-            owner = self._client().hget(self._keys.marker, "owner")
+            owner = self._client().hget(self.keys.marker, "owner")
         except redis.RedisError as error:
             raise redis_errors.failed(self._url, self.moment, error) from error
         return owner is not None and self._owner is not None and int(owner) < int(self._owner)
 
     def _acquire(self, query: str, first_fields: Mapping[str, str], *, may_create: bool) -> None:
         """Take the next owner epoch: from now on earlier starts are refused."""
-        arguments = redis_scripts.acquire_arguments(self._keys, query, first_fields, may_create=may_create)
-        reply = redis_scripts.run(self._client(), "acquire", self._keys, arguments)
-        redis_scripts.raise_refusal(self._keys, reply)
+        arguments = redis_scripts.acquire_arguments(self.keys, query, first_fields, may_create=may_create)
+        reply = redis_scripts.run(self._client(), "acquire", self.keys, arguments)
+        redis_scripts.raise_refusal(self.keys, reply)
         self._owner = reply[1]
 
     def _delete_counts(self, query: str) -> None:
         """Delete the rest of counts with a lost key, and rewind the marker to before the first batch."""
         assert self._owner is not None
-        client, keys = self._client(), self._keys
+        client, keys = self._client(), self.keys
         # Another key may be named like a bucket.
         besides = redis_scripts.claimed(client, keys.claims) if keys.indexes else {}
         for touched in (*redis_scripts.buckets_in(client, keys.indexes, besides=besides), []):
@@ -295,42 +317,42 @@ class RedisTarget(Sink):
     def _confirm_loss(self, lost: BucketLost) -> None:
         assert self._owner is not None
         try:
-            redis_scripts.confirm_loss(self._client(), self._keys, self._owner, lost)
+            redis_scripts.confirm_loss(self._client(), self.keys, self._owner, lost)
         except redis.RedisError as error:
             raise redis_errors.failed(self._url, self.moment, error) from error
 
     def _check_buckets(self) -> None:
         """Record in the marker if a bucket is lost; of many buckets, each call checks the next ones."""
-        if self._owner is None or not self._keys.indexes:
+        if self._owner is None or not self.keys.indexes:
             return
         client = self._client()
         for _ in range(LOOKS):
             number, cursor = self._looked
             try:
-                cursor = redis_scripts.look(client, self._keys, self._owner, self._keys.indexes[number], cursor)
+                cursor = redis_scripts.look(client, self.keys, self._owner, self.keys.indexes[number], cursor)
             except BucketLost as lost:
-                redis_scripts.confirm_loss(client, self._keys, self._owner, lost)
+                redis_scripts.confirm_loss(client, self.keys, self._owner, lost)
                 return
-            self._looked = (number, cursor) if cursor else ((number + 1) % len(self._keys.indexes), 0)
+            self._looked = (number, cursor) if cursor else ((number + 1) % len(self.keys.indexes), 0)
             if self._looked == (0, 0):
                 return
 
     def _writer_of(self, batch: Batch, marker: Marker | None) -> BatchWriter:
         assert self._owner is not None
-        return BatchWriter(self._url, self._keys, self._history, self._owner, batch, marker, self._now_ms)
+        return BatchWriter(self._url, self.keys, self._history, self._owner, batch, marker, self._now_ms)
 
     def _rewind(self, marker: Marker, steps: Iterable[Step]) -> None:
         """Delete the rest of the counts, after reading from the log everything that they were counted from."""
         with self._counting_again(marker):
             for step in steps:
                 if step.missing is not None:
-                    consume(self._rows_again(step.missing))
+                    consume(self.rows_again(step.missing))
         self._delete_counts(marker.query)
 
     def _write_again(self, step: Step, marker: Marker) -> None:
         writer = self._writer_of(step.batch, marker)
         with self._counting_again(marker):
-            writer.write(self._rows_again(step.missing))
+            writer.write(self.rows_again(step.missing))
             writer.commit()
 
     @contextlib.contextmanager
@@ -345,11 +367,12 @@ class RedisTarget(Sink):
                 f"({failure.describe(error)}): {Remedy.RESTORE_TARGET.format(target='Redis')}, or {self.wording.remedy}"
             ) from error
 
-    def _rows_again(self, missing: MissingRanges | None) -> DataFrame:
+    def rows_again(self, missing: MissingRanges | None) -> DataFrame:
+        """Return the sink's rows of these offsets, by the job's function; None: no rows."""
         assert self._rebuild is not None
         if missing is not None:
             return self._rebuild(missing)
-        columns = columns_of(self._keys).items()
+        columns = columns_of(self.keys).items()
         empty: DataFrame = self._session.createDataFrame([], ", ".join(map(" ".join, columns)))
         return empty
 
@@ -359,12 +382,15 @@ class RedisTarget(Sink):
             return
         assert self._owner is not None
         arguments: tuple[Argument, ...] = (query, self._owner, batch)
-        if not redis_scripts.settle(self._client(), self._keys, arguments, wait_ms=SYNC_WAIT_MS):
-            raise UnsuitableRedis(
-                f"Redis at {shown(self._url)} did not sync batch {batch} to its append-only file within "
-                f"{SYNC_WAIT_MS / 1000:g} s: {Remedy.REDIS_SYNC}, then {Remedy.START_AGAIN}; no data was lost"
-            )
+        if not redis_scripts.settle(self._client(), self.keys, arguments, wait_ms=SYNC_WAIT_MS):
+            raise self._unsynced(f"batch {batch}")
         self._settled = batch
+
+    def _unsynced(self, what: str) -> UnsuitableRedis:
+        return UnsuitableRedis(
+            f"Redis at {shown(self._url)} did not sync {what} to its append-only file within "
+            f"{SYNC_WAIT_MS / 1000:g} s: {Remedy.REDIS_SYNC}, then {Remedy.START_AGAIN}; no data was lost"
+        )
 
     def _check_redis(self) -> None:
         """Refuse a Redis that may drop keys, and check whether it can report when a write is on disk."""

@@ -1,0 +1,103 @@
+"""`onceflow rebuild`: count everything again beside the live counts, then replace them."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onceflow.cli.clicks.job_options import session_options, session_settings
+from onceflow.cli.options import bootstrap_option, json_option, redis_options
+from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.security import kafka_settings
+from onceflow.cli.spark import ignore_pandas_warnings
+
+if TYPE_CHECKING:
+    from onceflow.clicks.rebuild import Outcome, Progress
+    from onceflow.clicks.results import Snapshot
+
+LOG = Path(".onceflow", "rebuild")
+
+
+@click.command()
+@bootstrap_option
+@redis_options
+@session_options
+@click.option("--discard", is_flag=True, help="Delete what an unfinished rebuild has counted, instead.")
+@json_option
+def rebuild(bootstrap: str, redis_url: str, hash_key: str, discard: bool, as_json: bool, **session: Any) -> None:
+    """Count everything again from the log, beside the live counts; verify it; replace them in one step.
+
+    Counts by the plan of the live counts, from the same first offsets. Readers see the former counts until the
+    replacement, and then the new ones. 'onceflow run' may continue all the time; it keeps its checkpoint.
+
+    Killed at any moment and started again, it resumes; --discard rolls it back. Refused if the log no longer has every
+    counted event.
+
+    \b
+    Examples:
+      onceflow rebuild
+      onceflow rebuild --hash-key site::visits --json
+      onceflow rebuild --discard
+    """
+    from onceflow.clicks.rebuild import Rebuild
+
+    ignore_pandas_warnings()
+    running = Rebuild(
+        bootstrap,
+        redis_url,
+        hash_key,
+        kafka=kafka_settings(),
+        session=session_settings(str(LOG.absolute()), session),
+        on_progress=_printer(),
+    )
+    if discard:
+        keys = running.discard()
+        click.echo(json.dumps({"deleted": keys}) if as_json else f"deleted {counted(keys, 'key')} of {running.own_key}")
+        return
+    with stdout_may_close():
+        _print(running.run(), hash_key, as_json=as_json)
+
+
+def _printer() -> "Callable[[Progress], None]":
+    """Return a function that prints progress to standard error, with rate and remaining time."""
+    started_s, first = time.monotonic(), -1
+
+    def show(progress: "Progress") -> None:
+        nonlocal first, started_s
+        if first < 0:
+            first = progress.counted
+        line = f"counted {progress.counted:,} of {progress.total:,} events"
+        rate = (progress.counted - first) / max(time.monotonic() - started_s, 1e-3)
+        if rate > 0:
+            line += f", {rate:,.0f}/s, {(progress.total - progress.counted) / rate:.0f} s left"
+        else:
+            started_s = time.monotonic()
+        click.echo(line, err=True)
+
+    return show
+
+
+def _print(outcome: "Outcome", hash_key: str, *, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "hash_key": hash_key,
+            "topic": outcome.topic,
+            "resumed": outcome.resumed,
+            "verified_events": outcome.verified.recount.events,
+            "before": _totals(outcome.before),
+            "after": _totals(outcome.after),
+        }
+        click.echo(json.dumps(document, ensure_ascii=False))
+        return
+    before, after = _totals(outcome.before), _totals(outcome.after)
+    click.echo(f"replaced the counts of {hash_key} by those of {outcome.topic}")
+    click.echo(f"verified {outcome.verified.recount.events:,} events against the log")
+    for name, number in after.items():
+        click.echo(f"{name:<8}{number:>14,}   before {before[name]:>14,}")
+
+
+def _totals(snapshot: "Snapshot") -> dict[str, int]:
+    return {"events": snapshot.events, "clicks": snapshot.clicks, "users": snapshot.users, "bad": snapshot.bad}
