@@ -248,16 +248,16 @@ class Counted:
     """Counted parts of a marker's job, and the buckets that retention keeps."""
 
     def __init__(self, marker: MarkerView) -> None:
-        self._plan = parse_plan(marker.plan)
+        plan = parse_plan(marker.plan)
+        self._measures = MeasureSettings() if plan is None else plan.measures
         self._marker = marker
 
     def require(self, part: str, dimension: str | None = None) -> None:
         """Raise NotCounted if the job does not count `over_time`, `sessions` or a dimension."""
-        measures = None if self._plan is None else self._plan.measures
-        if measures is None or not getattr(measures, part) or not self._marker.fields.get("newest_ms"):
+        if not getattr(self._measures, part) or not self._marker.fields.get("newest_ms"):
             raise NotCounted(f"the job counts no {part.replace('over_time', 'time')} yet: {Remedy.COUNT_OVER_TIME}")
-        if dimension is not None and dimension not in measures.dimensions:
-            known = ", ".join(measures.dimensions)
+        if dimension is not None and dimension not in self._measures.dimensions:
+            known = ", ".join(self._measures.dimensions)
             raise NotCounted(f"the job does not count by {dimension!r}, only by {known}: {Remedy.COUNT_OVER_TIME}")
 
     @property
@@ -268,11 +268,6 @@ class Counted:
         """Return the start of the oldest bucket that retention keeps."""
         retention_ms = self._measures.retention_of(target)
         return 0 if retention_ms is None else newest_ms(self._marker) - retention_ms
-
-    @property
-    def _measures(self) -> MeasureSettings:
-        assert self._plan is not None
-        return self._plan.measures
 
 
 class UsersOfWindows:

@@ -20,11 +20,6 @@ class Plan:
     measures: MeasureSettings = field(default_factory=MeasureSettings)
 
     @property
-    def has_measures(self) -> bool:
-        """Whether a file of measures was given; the plans of other jobs have no measures."""
-        return self.measures != MeasureSettings()
-
-    @property
     def text(self) -> str:
         """JSON, as the marker stores it."""
         plan: dict[str, Any] = {
@@ -33,7 +28,7 @@ class Plan:
             "key_field": self.key_field,
             "value_field": self.value_field,
         }
-        if self.has_measures:
+        if self.measures != MeasureSettings():
             plan |= {"time_field": self.time_field, **self.measures.as_json()}
         return json.dumps(plan)
 

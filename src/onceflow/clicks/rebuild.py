@@ -99,7 +99,7 @@ class Rebuild:
         target = self.target(live, spark)
         target.open(spark, _query_of(live))
         try:
-            is_resumed = self._is_begun()
+            is_resumed = target.marker() is not None
             self.count(target, live)
             verified = self.verify(live)
             with Results(self.redis_url, self.hash_key) as results:
@@ -215,10 +215,6 @@ class Rebuild:
         keys = redis_keys(self.redis_url, self.own_key, [])
         forget_redis_keys(self.redis_url, keys)
         return len(keys.own) + sum(map(len, keys.buckets.values()))
-
-    def _is_begun(self) -> bool:
-        with Results(self.redis_url, self.own_key) as results:
-            return results.marker() is not None
 
     def _pipeline(self, live: MarkerView, hash_key: str) -> ClickPipeline:
         plan = parse_plan(live.plan)

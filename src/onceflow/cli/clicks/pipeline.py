@@ -129,10 +129,10 @@ def run(
         accept_data_loss=accept_data_loss,
         **job_settings(checkpoint or str(checkpoint_of(topic, hash_key)), job),
     )
-    _run(pipeline, None if archive_directory is None else archiving(pipeline, archive_directory), as_json)
+    _run(pipeline, None if archive_directory is None else _archiving(pipeline, archive_directory), as_json)
 
 
-def archiving(pipeline: "ClickPipeline", directory: Path) -> "ArchiveJob":
+def _archiving(pipeline: "ClickPipeline", directory: Path) -> "ArchiveJob":
     """Return a job that archives the pipeline's events beside it."""
     from onceflow.clicks.archive_job import ArchiveJob
     from onceflow.clicks.event_table import EventFields
