@@ -48,6 +48,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell script's background processes ignore interrupts; the children of a test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+def ports_of_worker(worker: str, workers: int) -> range:
+    """Return the ports for servers of one xdist worker, such as `gw1`; it shares none with another worker.
+
+    The port of a server that a test has stopped is free until the test starts it again. No other test may take it.
+    """
+    return services.PORTS[int(worker.removeprefix("gw")) :: workers]
+
+
+services.PORTS = ports_of_worker(
+    os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+)
+
 LONGEST_FIRST = (
     "end_to_end/test_restarts.py",
     "end_to_end/test_kills.py",

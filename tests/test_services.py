@@ -14,6 +14,7 @@ import pytest
 from onceflow import services
 from onceflow.remedies import Remedy
 from tests import remedies
+from tests.conftest import ports_of_worker
 
 COMMAND_THAT_STARTS_A_CHILD = """
 import sys, time
@@ -179,3 +180,12 @@ def test_used_ports_are_replaced() -> None:
 def test_no_outgoing_connection_takes_a_free_port() -> None:
     lowest, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     assert all(services.free_port() < int(lowest) for _ in range(100))
+
+
+def test_workers_share_no_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    every_port = range(20000, 32768)
+    monkeypatch.setattr(services, "PORTS", every_port)
+    ports = [ports_of_worker(f"gw{number}", 3) for number in range(3)]
+    assert sorted(port for of_worker in ports for port in of_worker) == [*every_port]
+    monkeypatch.setattr(services, "PORTS", ports[1])
+    assert services.free_port() in ports[1]
