@@ -48,6 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell script's background processes ignore interrupts; the children of a test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
 def ports_of_worker(worker: str, workers: int) -> range:
     """Return the ports for servers of one xdist worker, such as `gw1`; it shares none with another worker.
 
