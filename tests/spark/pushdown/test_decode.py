@@ -2,6 +2,8 @@
 
 import functools
 import json
+import subprocess
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -337,3 +339,10 @@ def test_schemas_as_in_sql() -> None:
 def test_wrong_schemas_are_refused(text: str, message: str) -> None:
     with pytest.raises(WrongOption, match=message):
         parse_schema(text)
+
+
+def test_importing_decoder_loads_no_pandas() -> None:
+    """Spark starts a Python process per query for its source; pandas, which pyarrow loads late, doubles its start."""
+    script = "import sys, onceflow.clicks.columns; print('pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

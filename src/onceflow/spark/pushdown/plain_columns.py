@@ -35,7 +35,6 @@ _INSTANT_LENGTHS = (
     len("2015-04-28T07:03:32"),
     *range(len("2015-04-28T07:03:32.4"), len("2015-04-28T07:03:32.405000") + 1),
 )
-_HOURS = pa.array([f"{hour:02}" for hour in range(18)])
 _DATE = r"^(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-[0-9]{2}-[0-9]{2}$"
 _NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
 
@@ -242,7 +241,7 @@ def _have_offsets(texts: Any) -> Any:
         return pc.utf8_slice_codeunits(texts, start, stop)
 
     signed = pc.and_(pc.is_in(end(-6, -5), pa.array(["+", "-"])), pc.equal(end(-3, -2), ":"))
-    return pc.and_(signed, pc.is_in(end(-5, -3), _HOURS))
+    return pc.and_(signed, pc.is_in(end(-5, -3), pa.array([f"{hour:02}" for hour in range(18)])))
 
 
 def _without(array: Any, unsure: Any) -> Column:
