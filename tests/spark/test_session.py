@@ -6,8 +6,11 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -43,6 +46,43 @@ def test_web_ui_is_off_by_default() -> None:
 def test_log_settings_file_exists() -> None:
     option = session.EVERYWHERE["spark.driver.extraJavaOptions"]
     assert Path(option.strip('"').partition("file://")[2]).is_file()
+
+
+def test_worker_python_drops_only_sparks_files() -> None:
+    kept = ["/own/modules", "", "/own/archive.zip"]
+    dropped = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-1-src.zip", "/spark/jars/spark-core.jar"]
+    environment = {
+        "PYTHONPATH": ":".join([dropped[0], *kept, *dropped]),
+        "SPARK_HOME": "/spark",
+        "ONCEFLOW_WORKER_PYTHON": "/bin/sh",
+    }
+    script = [str(session._WORKER_PYTHON), "-c", 'printf %s "$PYTHONPATH|$1"', "sh", "an argument"]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == ":".join(kept) + "|an argument"
+
+
+def test_workers_import_installed_pyspark(spark: SparkSession) -> None:
+    def origins(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark
+
+        yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__], "python": [sys.executable]})
+
+    rows = spark.range(1).mapInArrow(origins, "file string, python string").collect()
+    assert {(row["file"], row["python"]) for row in rows} == {(pyspark.__file__, sys.executable)}
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077"])
+def test_python_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/own/python")
+    session._choose_worker_python(master)
+    assert os.environ["PYSPARK_PYTHON"] == "/own/python"
+
+
+def test_workers_of_a_cluster_get_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script exists on this machine only."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    session._choose_worker_python("spark://host:7077")
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 def test_interrupted_start_leaves_no_jvm(java_home: str, tmp_path: Path) -> None:

@@ -1,0 +1,13 @@
+#!/bin/sh
+# The Python of Spark's workers on one machine: without pyspark.zip in PYTHONPATH. pip has installed the same modules as
+# files with cached bytecode; Python compiles the zip file's modules again in each worker and each query start.
+set -f
+IFS=:
+kept=
+for entry in $PYTHONPATH; do
+    case $entry in
+        "$SPARK_HOME"/python/lib/*.zip | "$SPARK_HOME"/jars/*.jar) ;;
+        *) kept=$kept:$entry ;;
+    esac
+done
+PYTHONPATH=${kept#:} exec "$ONCEFLOW_WORKER_PYTHON" "$@"
