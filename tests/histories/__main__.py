@@ -1,21 +1,26 @@
-"""One run by hand: `python -m tests.histories SEED SECONDS` prints figures and anomalies."""
+"""One run in a process of its own: `python -m tests.histories SEED SECONDS DIRECTORY`.
 
+Its data and the broker's log are in DIRECTORY. It prints figures and anomalies, and writes the figures to
+DIRECTORY/figures.json. The exit status is 1 if there is an anomaly.
+"""
+
+import json
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 from tests.histories.checker import anomalies
-from tests.histories.run import run
+from tests.histories.run import FIGURES, run
 
 SHOWN_MAX = 30
 
 
-def main(seed: int, seconds: float) -> int:
-    """Return 0 where there is no anomaly."""
-    with tempfile.TemporaryDirectory() as directory:
-        history, figures = run(Path(directory), seed, seconds)
+def main(seed: int, seconds: float, directory: Path) -> int:
+    """Return the exit status."""
+    history, figures = run(directory, seed, seconds)
     listed = anomalies(history)
+    figures["anomalies"] = len(listed)
+    (directory / FIGURES).write_text(json.dumps(figures))
     print(f"seed {seed}, {seconds:g} s:", ", ".join(f"{count} {name}" for name, count in sorted(figures.items())))
     for kind, count in Counter(anomaly.kind for anomaly in listed).items():
         print(f"{count} x {kind.name}: {kind}")
@@ -24,4 +29,4 @@ def main(seed: int, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), float(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from onceflow import cli
+from onceflow import cli, services
 from onceflow.broker import server
 from onceflow.log.clock import SystemClock
 from onceflow.testing import BrokerProcess
@@ -53,7 +53,8 @@ class SkewedBroker(BrokerProcess):
     """A broker process whose clock `skew` sets."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
-        super().__init__(directory / "broker", 0, *arguments)
+        # While the broker is dead, nothing else takes this port.
+        super().__init__(directory / "broker", services.free_port(), *arguments)
         self._skew_path = directory / "skew"
         self.skew = Skew(self._skew_path)
 

@@ -42,6 +42,7 @@ CALM_S_MAX = 4.0
 FROZEN_S_MAX = 7.0
 JUMPS_MS = (1_000, 60_000, 3_600_000)
 """Maximum jump: after days the broker would forget idempotent producers and offsets."""
+FIGURES = "figures.json"
 COPIED_WITHIN_S = 180.0
 JOINED_WITHIN_S = 240.0
 WRITERS = (Sender, Sender, Mixer, Mixer)
