@@ -144,6 +144,7 @@ def test_two_phase_sink_passes(two_phase: Check) -> None:
     ],
 )
 def test_wrong_two_phase_sinks_are_caught(two_phase: Check, kind: Any, rule: Rule, event: str) -> None:
+    """The conformance kit names the rule that each wrong two-phase sink breaks, and the line."""
     with pytest.raises(NotExactlyOnce) as raised:
         two_phase(kind, lines=kind is ForgetsThePending)
     assert raised.value.rule == rule
@@ -153,6 +154,7 @@ def test_wrong_two_phase_sinks_are_caught(two_phase: Check, kind: Any, rule: Rul
 @pytest.mark.campaign
 @pytest.mark.timeout(3000)
 def test_two_phase_sink_passes_at_every_line(two_phase: Check) -> None:
+    """The two-phase sink passes the conformance kit, which stops it at every line of its class and base classes."""
     print(f"two-phase sink: {two_phase(lines=True)}")
 
 
