@@ -142,7 +142,7 @@ def redis_options(command: _Command) -> _Command:
         show_envvar=True,
         metavar="URL",
         callback=checked_redis,
-        help="Redis of the counts. The last number is the database (0 if left out). Also rediss://, "
+        help="Redis with the counts; the path is the database number, by default 0. Other forms: rediss://, "
         "redis+sentinel://HOST:PORT,…/SERVICE/DATABASE and redis+cluster://HOST:PORT,….",
     )(command)
 

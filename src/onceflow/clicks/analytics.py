@@ -1,7 +1,7 @@
-"""Questions about time: windows, top lists, sessions and users, from the read model alone.
+"""Numbers over time from Redis: windows, top lists, sessions and users.
 
-Every result is as of one complete micro-batch. Times are ms since 1970 in event time. `onceflow.clicks.measures` lists
-what the read model has; a job that does not count something of it has no numbers for it.
+Every result belongs to one complete micro-batch. Times are event times in ms since 1970. `onceflow.clicks.measures`
+describes the read model; a job counts only the measures of its plan.
 """
 
 import uuid
@@ -24,11 +24,11 @@ DEFAULT_RANGE_MS = 24 * HOUR.ms
 
 
 class NotCounted(OnceflowError):
-    """A question about time to a job that does not count over time, or has not counted an event yet."""
+    """A number that the job does not count, or not yet."""
 
 
 class Removed(OnceflowError):
-    """A question about buckets that retention has removed."""
+    """A number that needs buckets which retention has deleted."""
 
 
 @dataclass(frozen=True, slots=True)

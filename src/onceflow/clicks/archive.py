@@ -3,11 +3,12 @@
     ARCHIVE/dt=2026-02-14/hour=07/….parquet    events (columns: `onceflow.clicks.event_table`)
     ARCHIVE/_onceflow/000000000042.json        version 42 of the archive: its files, and the proof of its last batch
 
-A version is complete and never changes; the highest number is the archive. A micro-batch creates the next version,
-with its files added; so does a compaction, with many small files replaced by one with the same events. Each number can
-be created once, by a link: that is the commit, and the fence against an older driver. So a reader of one version sees
-each event once, whatever is written, merged or killed meanwhile. The files that a newer version no longer lists stay
-for `KEEP_S`, the time that a reader has. Files in no version are left from failed attempts.
+A version is complete and never changes; the highest number is the current one. A micro-batch creates the next version
+with its files added. A compaction creates one in which a merged file replaces small ones with the same events. A
+version is created as a hard link, which succeeds once per number. The link is the commit, and it fences an older
+driver. So a reader of one version sees each event once, whatever is written, merged or killed meanwhile. Files that a
+newer version does not list are kept for `KEEP_S`, the time limit of readers. Files in no version are left from failed
+attempts.
 
 A version is one JSON object: `format` 1, `proof` (`onceflow.spark.exactly_once.proof`), and `files`, each with its
 `path` below ARCHIVE, its `rows`, the first and last event time `min_ms` and `max_ms`, and `at_ms`, when it was added.
@@ -39,7 +40,7 @@ FORMAT = 1
 KEEP_S = 600
 """Time for which the files of an earlier version stay."""
 MERGED_FILES = 8
-"""Files of similar size in one hour that are merged, so that an event is rewritten once for each power of this."""
+"""Number of files of similar size in one hour that are merged; an event is rewritten once per power of it."""
 MERGED_ROWS_MAX = 2_000_000
 """Maximum of rows in a merged file: one merge is in memory."""
 QUIET_MS = 3_600_000

@@ -1,9 +1,9 @@
-"""The archiving query: events from any Kafka into an archive of Parquet files, each once.
+"""The archiving query: events from any Kafka to an archive of Parquet files, exactly once.
 
     format("onceflow") → foreachBatch(ExactlyOnce(ArchiveSink)): tasks write files, the driver creates the next version
 
-It is a query of its own, with its own checkpoint, so the counts in Redis do not wait for it. `onceflow.clicks.archive`
-describes the files, and why a reader sees each event once.
+The query is separate from the counts in Redis and has its own checkpoint, so the counts do not wait for it.
+`onceflow.clicks.archive` describes the files.
 """
 
 import functools

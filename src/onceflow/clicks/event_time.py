@@ -2,8 +2,8 @@
 
 | field | time |
 |---|---|
-| ms since 1970: a whole number, or a string that is exactly one | that |
-| ISO 8601 text as the push-down's TIMESTAMP accepts it; UTC if it has no zone | that, cut to ms |
+| ms since 1970: a whole number, or a string with one | this time |
+| ISO 8601 text as the push-down's TIMESTAMP accepts it; UTC if it has no zone | this time, truncated to ms |
 | absent, null, anything else, or outside the years 1970 to 9999 | the record's timestamp, marked `no_time` |
 | a time more than 24 hours after the record's timestamp | the record's timestamp, marked `future` |
 """

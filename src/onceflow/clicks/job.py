@@ -1,6 +1,6 @@
-"""A streaming query that runs for days: its session, its restarts, its end by a signal.
+"""Long-running streaming queries: session, restarts, and stop by a signal.
 
-`onceflow.clicks.pipeline` counts with it, `onceflow.clicks.archive_job` archives with it, and both can share a session.
+`onceflow.clicks.pipeline` counts and `onceflow.clicks.archive_job` archives with it; both can share a session.
 """
 
 import abc
@@ -29,7 +29,7 @@ from onceflow.spark.sink import ExactlyOnce
 from onceflow.spark.source import register
 
 EVENTS_PER_BATCH_MAX = 2_000_000
-"""A long backlog is read in steps of this number of offsets, so that results advance and a repeat is short."""
+"""Maximum offsets of a micro-batch, so that results advance during a long backlog and a repeat is short."""
 
 POLL_S = 1
 CHECK_S = 30

@@ -1,12 +1,12 @@
-"""The sums as of now: what Redis has counted, and the sums of the log's records beyond it. No I/O: `live` feeds it.
+"""Current sums: the counts in Redis and the sums of the later records of the log. It has no I/O; `live` feeds it.
 
 `Now` has a *base*, the read model at one complete micro-batch, and *pending* ranges, which follow the base's offsets
-without a gap up to what was read. Base and pending together are the same numbers whichever complete micro-batch the
-base is. So a later base replaces the present one only when the pending ranges begin at exactly its offsets, in one
-step; until then the present one stays valid, also while Redis writes a micro-batch or has lost some.
+without a gap. The total is the same whichever complete micro-batch is the base. A later base replaces the current one
+in one step, when the pending ranges start at exactly its offsets. Until then the current base stays valid, also while
+Redis writes a micro-batch or has lost some.
 
-Records are not kept, only the sums of each range of offsets. A micro-batch may end inside a range; the rest of that
-range is then read from the log again. Ranges are joined as they become many or large.
+Only the sums of each range of offsets are kept, not the records. If a micro-batch ends inside a range, the rest of that
+range is read from the log again. Neighbouring ranges are joined when they become many or large.
 """
 
 import heapq
@@ -18,9 +18,9 @@ from onceflow.clicks.events import Click, Reason
 from onceflow.clicks.results import MarkerView, Snapshot
 
 RANGE_EVENTS = 2_000
-"""Events of a range from which the next records get a range of their own."""
+"""Number of events from which a range gets no further records."""
 RANGES_MAX = 256
-"""Ranges of a partition; from more on, neighbours are joined."""
+"""Maximum number of ranges of a partition; neighbours are joined beyond it."""
 ENTRY_BYTES = 200
 """Memory of one name in the sums of one range, without its text."""
 NAME_BYTES = 400

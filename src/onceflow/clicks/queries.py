@@ -1,14 +1,13 @@
-"""Questions about events that no prepared number has: DuckDB over the archive's files and the log's tail behind them.
+"""Queries over all events: DuckDB over the files of the archive and the newer records of the log (the tail).
 
     with open_events(Path("archive"), cluster) as events:
         events.counts("hour", Selection(begin_ms=…, where=[("os", "iOS"), ("country", "DE")]))
 
-The archive's newest version ends at an offset of each partition; the records from there to the end of the log are read
-when the events are opened. So all results are exact as of that one moment, each event once. Without a cluster the
-results are as of the archive's version.
+The newest version of the archive ends at an offset of each partition. `open_events` reads the records from there to the
+end of the log. So all results are exact at that point, with each event once. Without a cluster the tail is ignored.
 
-A dimension is `uid`, `os`, or the name of another field of the events: its string of 1 to 1,024 bytes or its integer,
-otherwise `unknown`.
+A dimension is `uid`, `os`, or the name of another field of the events. Its value is a string of 1 to 1,024 bytes or an
+integer; anything else is `unknown`.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from onceflow.remedies import Remedy
 WIDTHS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 """Buckets of time, in UTC."""
 TAIL_RECORDS_MAX = 1_000_000
-"""Records behind the archive that a query reads from the log."""
+"""Maximum number of records that a query reads from the log."""
 VALUE_BYTES_MAX = 1024
 UNKNOWN = "unknown"
 _SHIFT_MS = 10**8 * WIDTHS_MS["day"]
@@ -40,12 +39,12 @@ Row = dict[str, Any]
 
 
 class QueryRefused(OnceflowError):
-    """Events that cannot be read completely: they are behind the archive and deleted from the log, or too many."""
+    """Events that cannot be read completely: the log has deleted some of the tail, or the tail is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Events of a time range with certain values; several values of one dimension are alternatives."""
+    """Time range and values of the selected events; an event matches one of the values of each dimension."""
 
     begin_ms: int | None = None
     end_ms: int | None = None
@@ -56,7 +55,7 @@ ALL = Selection()
 
 
 class Events:
-    """All events as of one moment. Times are ms since 1970, ranges include their begin and exclude their end."""
+    """All events at one point. Times are in ms since 1970; ends of ranges are exclusive."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection, archive: Archive, version: Version, ends: dict[int, int]):
         self.topic = version.topic
@@ -87,7 +86,7 @@ class Events:
         )
 
     def top(self, dimension: str, selection: Selection = ALL, *, count: int = 10) -> list[Row]:
-        """Return the values of a dimension with the most clicks."""
+        """Return the values of a dimension with most clicks."""
         query = _Query()
         return self._rows(
             query,

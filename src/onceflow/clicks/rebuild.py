@@ -1,8 +1,8 @@
 """Rebuild of all counts from the log, beside the live ones, and their replacement in one step.
 
-The rebuild of hash key H counts under the hash key `{H}:rebuild`, with a marker of its own and the sink's own scripts,
-up to the offsets of the live marker. Redis alone says how far it is, so a killed rebuild continues; until the
-replacement nothing of H changes. `docs/decisions/rebuild-beside-the-live-counts.md` has the reasons.
+The rebuild of hash key H counts under the hash key `{H}:rebuild`, with its own marker and the scripts of the sink, up
+to the offsets of the live marker. Its progress is only in Redis, so a killed rebuild resumes. No key of H changes
+before the replacement. `docs/decisions/rebuild-beside-the-live-counts.md` has the reasons.
 
 Each step is a method: `live`, `step`, `verify`, `replace`.
 """
@@ -290,5 +290,5 @@ def _topic_of(live: MarkerView) -> str:
 
 
 def _query_of(live: MarkerView) -> str:
-    """Return the query of the rebuild's marker: a live count that was started over is another one."""
+    """Return the query of the rebuild's marker, which differs after the live counts were started over."""
     return f"rebuild of {live.query}"

@@ -1,6 +1,6 @@
-"""A report of one day or week: one HTML file with plots as inline SVG, which loads nothing.
+"""Report of one day or week: an HTML file with plots as inline SVG, which loads nothing.
 
-Its numbers are those of `onceflow.clicks.queries`, as of the moment when the events were opened.
+The numbers come from `onceflow.clicks.queries`.
 """
 
 import html

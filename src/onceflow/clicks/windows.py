@@ -1,8 +1,8 @@
-"""Windows over the buckets of the read model: any length and slide that whole minutes divide.
+"""Windows over the buckets of the read model: any length and slide of whole minutes.
 
-A window is half-open, [start, end), and begins at a multiple of its slide since 1970-01-01T00:00Z, as in Spark. It is
-the union of whole buckets: days where possible, hours beside them, minutes at its ends. The sums of its buckets are its
-sums; its users are the union of theirs.
+A window is half-open, [start, end), and starts at a multiple of its slide since 1970-01-01T00:00Z, as in Spark. It
+consists of whole buckets: days where possible, then hours, then minutes at its ends. Its sums are those of the buckets;
+its users are the union of theirs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from onceflow.errors import OnceflowError
 
 
 class WrongWindow(OnceflowError):
-    """A length or a slide that buckets do not divide."""
+    """A length or a slide that is not a number of whole minutes, or a slide above the length."""
 
 
 @dataclass(frozen=True, slots=True)

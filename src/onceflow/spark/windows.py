@@ -5,14 +5,14 @@
     reduce_by_window(clicks, sum_("click_count").alias("clicks"), "1 hour", "15 minutes")
     window_by_count(events, size=100, slide=10)
 
-A window by time is half-open, [start, end), and begins at a multiple of the slide since 1970-01-01T00:00Z. These are
-Spark's own `window` and aggregates, so that everything Spark says about watermarks and output modes holds.
+A window by time is half-open, [start, end), and starts at a multiple of the slide since 1970-01-01T00:00Z. It uses
+Spark's own `window` and aggregates, with the same rules for watermarks and output modes.
 
 A window by number of rows belongs to one partition of a topic, since Kafka orders records only there: window k holds
 rows k·slide to k·slide + size - 1 of the partition, in the order of their offsets, counted from the first row that the
-query read. There is no "last N of all partitions": the partitions' records have no common order; a topic with one
-partition has one. A window is returned once, when its last row has arrived. What a stream needs for it is in Spark's
-state store, so that a repeated micro-batch returns the same windows.
+query read. "The last N of all partitions" is not defined, because records of different partitions have no order. A
+window is returned once, when its last row has arrived. A stream keeps its rows in Spark's state store, so a repeated
+micro-batch returns the same windows.
 """
 
 import functools
@@ -41,7 +41,7 @@ ELEMENTS = "elements"
 """The rows of a window by number of rows, an array of structures with the columns of the input."""
 
 ROWS_AT_ONCE = 10_000
-"""Rows that leave the stateful step together, each once; a window may have more."""
+"""Rows that leave the stateful step together; a window may have more."""
 ELEMENTS_AT_ONCE = 100_000
 """Elements of the windows that a task hands to Spark at once; a window may have more."""
 
@@ -100,7 +100,7 @@ def window_by_count(rows: DataFrame, size: int, slide: int | None = None) -> Dat
     array of the window's rows. Rows that complete no window yet are not returned.
 
     A stream sorts a partition's rows of a micro-batch in the memory of one task: bound them by `maxOffsetsPerTrigger`.
-    It stops with WindowsChanged if its checkpoint is of other columns, another size or slide.
+    It stops with WindowsChanged if its checkpoint has other columns, another size or another slide.
 
     Raises:
         WrongOption: a size or slide below 1, or a column that is missing.

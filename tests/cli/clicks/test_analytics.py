@@ -82,7 +82,7 @@ def test_sessions_and_their_summary(numbers: list[str]) -> None:
     assert [one["uid"] for one in as_json(numbers, "sessions", "--user", "bob")] == ["bob"]
     (summary,) = as_json(numbers, "sessions", "--summary")
     assert summary == {"sessions": 2, "users": 2, "mean_events": 1.5, "mean_seconds": 30.0, "active": 2}
-    assert "none in this time" in call(numbers, "sessions", "--from", "-1h").stderr
+    assert "nothing in this time range" in call(numbers, "sessions", "--from", "-1h").stderr
 
 
 def test_one_user(numbers: list[str]) -> None:
@@ -97,7 +97,7 @@ def test_one_user(numbers: list[str]) -> None:
         (["windows", "--length", "90s"], "'90s' is not a duration of whole minutes"),
         (["windows", "--length", "1h", "--slide", "2h"], "slide of windows: 7200000 ms"),
         (["windows", "--length", "1h", "--from", "noon"], "'noon' is not a valid time"),
-        (["sessions", "--summary", "--user", "ada"], "--summary is of all users"),
+        (["sessions", "--summary", "--user", "ada"], "--summary covers all users"),
     ],
 )
 def test_mistakes_are_named(numbers: list[str], arguments: list[str], message: str) -> None:

@@ -54,7 +54,12 @@ def _open(redis_url: str, hash_key: str) -> "Analytics":
 
 @click.command()
 @click.option(
-    "--length", "length_ms", required=True, callback=_duration, metavar="DURATION", help="Length of a window: 15m, 1h."
+    "--length",
+    "length_ms",
+    required=True,
+    callback=_duration,
+    metavar="DURATION",
+    help="Length of a window, such as 15m or 1h.",
 )
 @click.option(
     "--slide",
@@ -79,7 +84,7 @@ def windows(
 ) -> None:
     """Show events, clicks and distinct users in windows of event time.
 
-    Windows begin at multiples of the slide since 1970-01-01T00:00Z; windows without events are left out. "~" marks an
+    Windows start at multiples of the slide since 1970-01-01T00:00Z. Windows without events are not listed. "~" marks an
     estimate of distinct users. The job must count over time ('onceflow run --measures FILE').
 
     \b
@@ -98,7 +103,7 @@ def windows(
     "--per", type=click.Choice(["hour", "day"]), default="hour", show_default=True, help="Size of the bucket."
 )
 @click.option(
-    "--at", "at_ms", callback=_moment, metavar="TIME", help="A time in the bucket.  [default: the newest event's]"
+    "--at", "at_ms", callback=_moment, metavar="TIME", help="Time in the bucket.  [default: that of the newest event]"
 )
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Number of values.")
 @layout_options
@@ -106,7 +111,7 @@ def windows(
 def top(
     dimension: str, per: str, at_ms: int | None, count: int, layout: str | None, redis_url: str, hash_key: str
 ) -> None:
-    """Show the values of a dimension with most events in an hour or a day; for uid, the users with most clicks.
+    """Show the values of a dimension with most events in an hour or day; for uid, the users with most clicks.
 
     \b
     Examples:
@@ -121,8 +126,8 @@ def top(
 
 
 @click.command()
-@click.option("--user", "uid", metavar="UID", help="Only the sessions of this user.")
-@click.option("--summary", is_flag=True, help="Print number and means instead.")
+@click.option("--user", "uid", metavar="UID", help="Show only the sessions of this user.")
+@click.option("--summary", is_flag=True, help="Print the number of sessions, their means and the active users instead.")
 @_range_options
 @layout_options
 @redis_options
@@ -135,7 +140,9 @@ def sessions(
     redis_url: str,
     hash_key: str,
 ) -> None:
-    """Show the sessions that started in a time: a user's events without a pause longer than the gap.
+    """Show the sessions that started in a time range.
+
+    A session is a series of one user's events without a pause longer than the gap.
 
     \b
     Examples:
@@ -143,7 +150,7 @@ def sessions(
       onceflow sessions --summary
     """
     if summary and uid is not None:
-        raise click.UsageError("--summary is of all users; leave --user out")
+        raise click.UsageError("--summary covers all users; remove --user")
     with _open(redis_url, hash_key) as analytics:
         result: Sequence[Any]
         if summary:
@@ -184,7 +191,7 @@ def _print(result: Sequence[Any], layout: str | None) -> None:
             print_rows(rows, layout)
             return
         if not rows:
-            click.echo("none in this time", err=True)
+            click.echo("nothing in this time range", err=True)
             return
         shown = [name for name in rows[0] if name != "users_exact" and any(row[name] is not None for row in rows)]
         headings = [name.removesuffix("_ms") for name in shown]

@@ -40,18 +40,18 @@ _TIMES = {"start_ms", "end_ms", "time_ms"}
     "--value-field",
     default="click_count",
     show_default=True,
-    help="Event field of the clicks; with --value-field '' every event has one.",
+    help="Event field with the number of clicks; with '' each event is one click.",
 )
 @click.option("--time-field", default="event_time", show_default=True, help="Event field of the time.")
 @click.option(
     "--checkpoint",
-    help="Directory of Spark's checkpoint, to be kept as long as the archive.  [default: DIRECTORY/_checkpoint]",
+    help="Spark's checkpoint directory; keep it as long as the archive.  [default: DIRECTORY/_checkpoint]",
 )
 @job_options(trigger=TRIGGER)
 @click.option(
     "--accept-data-loss",
     is_flag=True,
-    help="Continue in this run although the log lacks events that were deleted before they were archived.",
+    help="Continue although events were deleted from the log before they were archived; for this run only.",
 )
 @json_option
 def archive(
@@ -66,11 +66,11 @@ def archive(
     as_json: bool,
     **job: Any,
 ) -> None:
-    """Keep a topic's events as Parquet files by day and hour, each exactly once, until Ctrl-C.
+    """Write a topic's events to Parquet files by day and hour, each exactly once, until Ctrl-C.
 
-    Stopped or killed at any moment and started again with the same DIRECTORY, it resumes where it stopped. Small files
-    are merged. docs/archive.md shows how DuckDB, pandas and Spark read the files; 'onceflow query' asks about them.
-    Events that cannot be counted are not archived; they stay in the log.
+    After a stop or a kill, start it with the same DIRECTORY; it resumes where it stopped. It merges small files.
+    docs/archive.md shows how DuckDB, pandas and Spark read the files; 'onceflow query' queries them. Events that cannot
+    be counted are not archived; they stay in the log.
 
     \b
     Examples:
@@ -110,9 +110,9 @@ def archive(
 
 @click.group(cls=Commands)
 def query() -> None:
-    """Ask about archived events and those still in the log behind them, exact as of one moment.
+    """Query archived events and the newer events in the log, exact at one point.
 
-    Any field of the events is a dimension, also os and uid; several --where restrict the events together.
+    Dimensions are uid, os and every other field of the events.
     """
 
 
@@ -126,7 +126,7 @@ def archive_options(command: _Command) -> _Command:
             show_default=True,
             help="Directory of 'onceflow archive'.",
         ),
-        click.option("--archive-only", is_flag=True, help="Leave out the events that are only in the log."),
+        click.option("--archive-only", is_flag=True, help="Ignore events that are only in the log; needs no broker."),
         bootstrap_option,
     )
     for option in reversed(options):
@@ -137,14 +137,19 @@ def archive_options(command: _Command) -> _Command:
 def query_options(command: _Command) -> _Command:
     """Add the options of every query: those of what to read, the selection and the layout."""
     options = (
-        click.option("--from", "begin", metavar="TIME", help="First time: 2026-02-14, 2026-02-14T10:00Z, ms, or -2h."),
-        click.option("--to", "end", metavar="TIME", help="Time after the last one."),
+        click.option(
+            "--from",
+            "begin",
+            metavar="TIME",
+            help="Start: ms or s since 1970, 2026-02-14, 2026-02-14T10:00Z, or -2h before now.  [default: no limit]",
+        ),
+        click.option("--to", "end", metavar="TIME", help="End, exclusive.  [default: no limit]"),
         click.option(
             "--where",
             multiple=True,
             metavar="DIM=VALUE",
-            help="Only events with this value, such as os=iOS; may be repeated: several values of one dimension are "
-            "alternatives.",
+            help="Select events with this value, such as os=iOS. May be repeated: events match one of the values of "
+            "each dimension.",
         ),
         layout_options,
         archive_options,
@@ -156,13 +161,17 @@ def query_options(command: _Command) -> _Command:
 
 @query.command()
 @click.option(
-    "--per", type=click.Choice(["minute", "hour", "day"]), default="hour", show_default=True, help="Bucket, in UTC."
+    "--per",
+    type=click.Choice(["minute", "hour", "day"]),
+    default="hour",
+    show_default=True,
+    help="Size of a bucket, in UTC.",
 )
-@click.option("--by", metavar="DIM", help="Dimension that divides each bucket, such as os.")
+@click.option("--by", metavar="DIM", help="Count each value of a dimension, such as os, instead of the total.")
 @click.option("--users", is_flag=True, help="Count distinct users too.")
 @query_options
 def counts(per: str, by: str | None, users: bool, **options: Any) -> None:
-    """Show events and clicks of each minute, hour or day that has events.
+    """Show events and clicks per minute, hour or day; empty ones are not listed.
 
     \b
     Example:
@@ -178,7 +187,7 @@ def counts(per: str, by: str | None, users: bool, **options: Any) -> None:
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 100_000), help="Number of values.")
 @query_options
 def top(dimension: str, count: int, **options: Any) -> None:
-    """Show the values of DIMENSION with the most clicks.
+    """Show the values of DIMENSION with most clicks.
 
     \b
     Example:
@@ -192,10 +201,10 @@ def top(dimension: str, count: int, **options: Any) -> None:
 @query.command()
 @query_options
 def totals(**options: Any) -> None:
-    """Show the numbers of events, clicks and distinct users.
+    """Show the number of events, clicks and distinct users.
 
-    no_time are events without a valid time, future those with one more than a day after their record; both have their
-    record's time.
+    no_time counts events without a valid time, future those with a time more than 24 hours after their record. Both
+    have the timestamp of their record.
     """
     with _asked(options) as (events, selection):
         rows = [events.totals(selection)]
@@ -215,7 +224,7 @@ def timeline(uid: str, count: int, **options: Any) -> None:
 
 @click.command()
 @click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
-@click.option("--week", is_flag=True, help="Report seven days from DAY on.")
+@click.option("--week", is_flag=True, help="Report the seven days from DAY on.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -228,7 +237,7 @@ def timeline(uid: str, count: int, **options: Any) -> None:
     default=["uid", "os"],
     show_default=True,
     metavar="DIM",
-    help="Dimension to list the top values of; may be repeated.",
+    help="List the top values of this dimension; may be repeated.",
 )
 @archive_options
 @json_option
@@ -242,9 +251,9 @@ def report(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Write a report of one day or week as one HTML file with plots.
+    """Write a report of one day or week as an HTML file with plots.
 
-    Its numbers are those of 'onceflow query' for the same time. The file loads nothing from elsewhere. Days are in UTC.
+    The numbers are those of 'onceflow query' for the same time. The file loads nothing. Days are in UTC.
 
     \b
     Example:

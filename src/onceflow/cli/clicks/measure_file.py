@@ -1,4 +1,4 @@
-"""The file of `onceflow run --measures`: what is counted, as TOML. Everything may be left out.
+"""The TOML file of `onceflow run --measures`. Every line is optional.
 
 over_time = true
 sessions = true

@@ -40,15 +40,15 @@ DIFFERENCES_SHOWN = 20
 )
 @click.option(
     "--checkpoint",
-    help="Directory of Spark's checkpoint: one per hash key, to be kept as long as the counts.  [default: a directory "
-    "in .onceflow/checkpoints, named after topic and hash key]",
+    help="Spark's checkpoint directory: one per hash key; keep it as long as the counts.  [default: a directory in "
+    ".onceflow/checkpoints, named after topic and hash key]",
 )
 @click.option(
     "--measures",
     "measure_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="TOML file of what is counted besides: dimensions, minutes, hours and days, users, sessions "
+    help="TOML file of further measures: dimensions, minutes, hours and days, distinct users, sessions "
     "(docs/analytics.md).  [default: clicks per user and per os]",
 )
 @click.option(
@@ -62,14 +62,14 @@ DIFFERENCES_SHOWN = 20
     "archive_directory",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIRECTORY",
-    help=f"Also keep the events as Parquet files, as 'onceflow archive DIRECTORY' does, every {TRIGGER}.",
+    help=f"Also write the events to Parquet files in DIRECTORY every {TRIGGER}, as 'onceflow archive' does.",
 )
 @job_options(trigger="5 seconds")
 @click.option(
     "--accept-data-loss",
     is_flag=True,
-    help="Continue in this run although the log lacks events: deleted before they were counted, or of a topic that was "
-    "deleted and created again. The marker records the losses, and 'onceflow verify' reports them.",
+    help="Continue although events were deleted from the log before they were counted, or the topic was recreated; for "
+    "this run only. The marker records the losses, and 'onceflow verify' reports them.",
 )
 @json_option
 def run(
@@ -90,11 +90,11 @@ def run(
 ) -> None:
     """Count a topic's click events into Redis, each exactly once, until Ctrl-C.
 
-    Stopped or killed at any moment and started again with the same checkpoint, it resumes where it stopped; no event
-    is counted twice or left out. Events that cannot be counted are kept for 'onceflow dead'.
+    After a stop or a kill, start it with the same checkpoint; it resumes where it stopped. No event is counted twice or
+    skipped. Events that cannot be counted are kept for 'onceflow dead'.
 
     The query restarts when Spark's JVM has ended, a Python worker of Spark started too slowly, or the broker or Redis
-    is unavailable: after 1 s, then after twice the pause up to 30 s. A completed micro-batch resets the limits.
+    is unavailable. The first pause is 1 s; it doubles up to 30 s. A completed micro-batch resets the limits.
 
     MASTER is the Spark master, as in --master.
 
@@ -109,9 +109,7 @@ def run(
         refuse_together(["time_field"], "--time-field has no effect without --measures or --archive")
     _check_fields(key_field, value_field)
     if master_argument is not None and job["master"] not in (None, master_argument):
-        raise click.UsageError(
-            f"the master is given twice: {master_argument} and --master {job['master']}; leave one out"
-        )
+        raise click.UsageError(f"the master is given twice: {master_argument} and --master {job['master']}; remove one")
     job["master"] = master_argument or job["master"]
     from onceflow.cli.clicks.measure_file import read_measure_file
     from onceflow.clicks.measures import MeasureSettings
@@ -204,10 +202,10 @@ def checkpoint_of(topic: str, hash_key: str) -> Path:
 @redis_options
 @json_option
 def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: bool) -> None:
-    """Recount the log and compare with Redis, field by field; also while the stream is running.
+    """Recount the log and compare every field with Redis, also while the stream is running.
 
-    Counts exactly the offsets that the pipeline has recorded as counted, by the same fields but with separate code.
-    Later events are reported as not yet counted.
+    It recounts exactly the offsets that the pipeline has recorded as counted, with separate code. Later events are
+    reported as not yet counted.
 
     Exit codes: 0 equal; 1 different, with a list of the fields; 2 inconclusive, with the reason.
     """

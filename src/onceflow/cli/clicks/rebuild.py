@@ -25,16 +25,15 @@ LOG = Path(".onceflow", "rebuild")
 @bootstrap_option
 @redis_options
 @session_options
-@click.option("--discard", is_flag=True, help="Delete what an unfinished rebuild has counted, instead.")
+@click.option("--discard", is_flag=True, help="Delete the counts of an unfinished rebuild instead.")
 @json_option
 def rebuild(bootstrap: str, redis_url: str, hash_key: str, discard: bool, as_json: bool, **session: Any) -> None:
-    """Count everything again from the log, beside the live counts; verify it; replace them in one step.
+    """Recount the log beside the live counts, verify the result, and replace the live counts in one step.
 
-    Counts by the plan of the live counts, from the same first offsets. Readers see the former counts until the
-    replacement, and then the new ones. 'onceflow run' may continue all the time; it keeps its checkpoint.
+    The rebuild uses the plan and the first offsets of the live counts. Readers see the old counts until the replacement
+    and the new counts after it. 'onceflow run' may continue; it keeps its checkpoint.
 
-    Killed at any moment and started again, it resumes; --discard rolls it back. Refused if the log no longer has every
-    counted event.
+    After a kill, start it again; it resumes. It is refused if the log lacks a counted event.
 
     \b
     Examples:

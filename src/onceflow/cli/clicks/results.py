@@ -40,7 +40,7 @@ LIVE_IDLE_S = 3.0
     "--now",
     "is_live",
     is_flag=True,
-    help="Include all acknowledged events that are not counted yet, which are read from the log.",
+    help="Include acknowledged events that are not counted yet, read from the log.",
 )
 @json_option
 @redis_options

@@ -31,8 +31,8 @@ MIB = 1 << 20
     "keys_path",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="TOML file of API keys with their origins and rates (docs/ingestion.md). Without it: no key is needed, and "
-    "only programs and pages of this machine may send.",
+    help="TOML file of API keys with their origins and rates (docs/ingestion.md). Without it no key is needed, and "
+    "only programs and pages on this machine are accepted.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -53,13 +53,13 @@ MIB = 1 << 20
     "--value-field",
     default="click_count",
     show_default=True,
-    help="Event field of the clicks; '' if 'onceflow run' counts events.",
+    help="Event field with the number of clicks; '' if 'onceflow run' counts events.",
 )
 @click.option(
     "--time-field",
     default="event_time",
     show_default=True,
-    help="Event field of the time, in ms; the server's time if an event has none.",
+    help="Event field of the time; set to the server's time, in ms, if an event has none.",
 )
 @click.option(
     "--server-time-field",
@@ -72,44 +72,44 @@ MIB = 1 << 20
     default="",
     metavar="NAME",
     help="Event field for a hash of the visitor's address, with a random salt that changes daily and at each start. "
-    "Without it, the address is dropped.",
+    "Without it no address is stored.",
 )
-@click.option("--keep-bots", is_flag=True, help="Write events of bots too; otherwise they are dropped and counted.")
+@click.option("--keep-bots", is_flag=True, help="Write events of bots too; by default they are refused.")
 @click.option(
     "--body-kib",
     default=1024,
     show_default=True,
     type=click.IntRange(1, 16_384),
-    help="Maximum size of a body, in KiB, also after gzip.",
+    help="Maximum size of a body, in KiB, also when decompressed.",
 )
 @click.option(
     "--address-rate",
     default=100.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Events per second of one address, on average over ten seconds; 0 for no limit.",
+    help="Maximum events per second from one address, averaged over ten seconds; 0 for no limit.",
 )
 @click.option(
     "--memory-mib",
     default=64,
     show_default=True,
     type=click.IntRange(4),
-    help="Memory of all requests together, in MiB; beyond it they are refused with 503.",
+    help="Memory for all requests together, in MiB; further requests are refused with status 503.",
 )
 @click.option(
     "--connections-max",
     default=1_000,
     show_default=True,
     type=click.IntRange(1),
-    help="Number of connections; further ones are refused with 503.",
+    help="Maximum number of connections; further ones are refused with status 503.",
 )
 @bootstrap_option
 def serve(
     bootstrap: str, topic: str, partitions: int, keys_path: Path | None, host: str, port: int, **options: Any
 ) -> None:
-    """Accept events over HTTP, from web pages and programs, and write them to a topic.
+    """Accept events over HTTP from web pages and programs, and write them to a topic.
 
-    A response follows when the events are acknowledged. Prints its address, and runs until Ctrl-C.
+    It responds after the broker has acknowledged the events. It prints its address and runs until Ctrl-C.
 
     \b
     Examples:

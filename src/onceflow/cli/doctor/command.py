@@ -28,7 +28,7 @@ from onceflow.listening import is_loopback
     type=click.Path(path_type=Path),
     default=DEMO_DIRECTORY,
     show_default=True,
-    help="Data directory of the broker or the demo, whose disk is checked.",
+    help="Data directory of the broker or the demo; its disk is checked.",
 )
 @json_option
 @click.pass_context
@@ -37,9 +37,9 @@ def doctor(
 ) -> None:
     """Check what the other commands need: packages, Java, ports, disk, Kafka, Redis and clocks.
 
-    Each problem is shown with its remedy. It changes nothing, and ends within 20 seconds. Servers at the default
-    addresses may be missing; those that you specify must respond. The exit code is 1 if a check failed; warnings do
-    not count.
+    Each problem is shown with its remedy. The command changes nothing and ends within 20 seconds. Servers at the
+    default addresses may be missing; servers that you specify must respond. The exit code is 1 if a check failed, but
+    not for warnings.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
 """Exact sums of decoded records inside a read task, the output of option `aggregate`.
 
-Numbers are summed in types so wide that no task can overflow them, and converted to their SQL type at the end: a sum
-that does not fit is an error, never a wrong number. The output are partial sums: a group may appear several times, from
-several tasks or from one that reached GROUPS_MAX. Rejected records are passed through.
+Numbers are summed in types that no task can overflow, and converted to their SQL type at the end. A sum that does not
+fit is an error, never a wrong number. Sums are partial: a group may appear several times, from several tasks or from
+one that reached GROUPS_MAX. Rejected records are passed through.
 """
 
 from collections.abc import Iterator

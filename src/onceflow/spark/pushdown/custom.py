@@ -1,4 +1,4 @@
-"""Option `decoder`: a class of the user's, in place of `decode`, that turns records into typed Arrow columns.
+"""Option `decoder`: the user's class that converts records to typed Arrow columns, instead of `decode`.
 
 The option names a factory, `package.module:factory`. It is called with the text of option `decoderOptions`, in the
 driver for the schema and in each read task for its records.
@@ -28,7 +28,7 @@ class WrongColumns(OnceflowError):
 
 
 class RecordDecoder(Protocol):
-    """The result of a factory. It decides by the record alone, so that a batch that runs again gives the same rows."""
+    """The result of a factory. It must depend only on the records, so that a repeated batch has the same rows."""
 
     schema: str
     """Columns as in SQL: `uid STRING, clicks INT, event_time TIMESTAMP`."""

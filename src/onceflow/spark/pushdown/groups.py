@@ -20,7 +20,7 @@ GROUPS_MAX = 200_000
 """Groups of one grouping set that a task keeps before it emits them."""
 
 _NARROW_DIGITS_MAX = 28
-"""A sum of numbers with 28 digits has at most 38 digits for up to ten thousand million of them."""
+"""Digits of a number of which up to 10^10 have a sum of at most 38 digits."""
 _ONE_GROUP = "all"
 _SESSION = "session"
 
@@ -147,7 +147,7 @@ def measure_columns(plan: Aggregation) -> list[str]:
 
 
 def _coarseness(keys: GroupingSet) -> tuple[int, int]:
-    """Return what orders sets so that each comes after those from whose groups it can be built."""
+    """Return a sort key: a set comes after the sets from whose groups it can be built."""
     return -len(keys), max((key.width_us for key in keys if isinstance(key, TimeBucket)), default=0)
 
 

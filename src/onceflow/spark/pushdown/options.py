@@ -74,7 +74,7 @@ class Pushdown:
     timestamp_unit: str | None = None
     aggregation: Aggregation | None = None
     decoder: tuple[str, str] | None = None
-    """The user's decoder and its options, in place of our own."""
+    """The user's decoder and its options, instead of `decode`."""
 
     def schema(self) -> StructType:
         """Return the resulting columns."""

@@ -1,7 +1,7 @@
 """Redis settings that the sink relies on, checked again while the query runs: anyone may change them.
 
-INFO has the policy and whether there is an append-only file, CONFIG how often that is synced. A user may be denied
-either; a setting that cannot be read is not checked.
+INFO reports the policy and whether there is an append-only file, CONFIG reports when it is synced. The user may have no
+permission for either; a setting that cannot be read is not checked.
 """
 
 from collections.abc import Mapping
