@@ -7,8 +7,10 @@ SECONDS_OPTION := $(if $(filter command line environment override,$(origin SECON
 UV_VERSION := 0.13.8
 # uv uses the system's certificates, as pip does, including those of private authorities.
 export UV_SYSTEM_CERTS ?= 1
+# Tests start hundreds of Pythons; without cached bytecode each would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test lint campaign mutants bench compat conformance lock clean browser
+.PHONY: install demo test lint collect campaign mutants bench compat conformance lock clean browser
 .DEFAULT_GOAL := help
 
 help:           ## the targets
@@ -29,13 +31,16 @@ demo: install   ## the whole pipeline with a dashboard; SECONDS=20 stops after 2
 	@$(BIN)/onceflow demo $(SECONDS_OPTION)
 
 test: install browser   ## lint, strict types, all tests
-	@$(MAKE) --no-print-directory -j2 lint $(ARCHIVE)
+	@$(MAKE) --no-print-directory -j2 lint $(ARCHIVE) collect
 	$(BIN)/python -m pytest -m "not campaign and not compat and not conformance" -n 4 --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+collect: install  # pytest caches the bytecode of all tests once, before four workers need it
+	@$(BIN)/python -m pytest --collect-only --quiet --quiet > $(VENV)/collected.txt || { tail $(VENV)/collected.txt; exit 1; }
 
 $(ARCHIVE): $(VENV)/.installed  # class archive of Spark: the tests' JVMs start in half the time
 	@$(BIN)/python -m tests.class_archive $@
