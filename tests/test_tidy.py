@@ -15,15 +15,17 @@ CHAINS = (
     ("dashboard", "clicks", "spark", "redis"),
     ("dashboard", "clicks", "http_server"),
     ("dashboard", "clicks", "listening"),
+    ("clicks", "metrics_server", "listening"),
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
+    ("broker", "metrics_server", "listening"),
 )
 """A package may import the packages to its right in its chain, as in docs/architecture.md."""
 
 INSIDE = {
     "broker": (
         {"server"},
-        {"handlers"},
+        {"handlers", "metrics"},
         {"node"},
         {"groups", "transactions"},
         {"topics"},

@@ -22,27 +22,31 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 is any free one. Raises `CannotListen`."""
+def listen(host: str, port: int, *, option: str = "--") -> socket.socket:
+    """Return a listening socket; port 0 is any free one. Raises `CannotListen`.
+
+    `option` is the start of the options for host and port, for the message.
+    """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise CannotListen(
-            f"'{host}' is not an address of this machine ({error.strerror}): {Remedy.THIS_MACHINE}"
-        ) from error
+        this_machine = Remedy.THIS_MACHINE.format(option=option)
+        raise CannotListen(f"'{host}' is not an address of this machine ({error.strerror}): {this_machine}") from error
     family, _, _, _, address = addresses[0]
     try:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        raise CannotListen(_why_not(error, host, port)) from error
+        raise CannotListen(_why_not(error, host, port, option)) from error
 
 
-def _why_not(error: OSError, host: str, port: int) -> str:
+def _why_not(error: OSError, host: str, port: int, option: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use: {Remedy.STOP_LISTENER}, or {Remedy.OTHER_PAGE_PORT}"
+        other_port = Remedy.OTHER_PAGE_PORT.format(option=option)
+        return f"port {port} of {host} is in use: {Remedy.STOP_LISTENER}, or {other_port}"
     if error.errno == errno.EACCES:
-        return f"this user has no permission for port {port} of {host}: {Remedy.HIGHER_PORT}"
-    return f"cannot listen on port {port} of {host} ({error.strerror}): {Remedy.THIS_MACHINE} {Remedy.FREE_PORT}"
+        return f"this user has no permission for port {port} of {host}: {Remedy.HIGHER_PORT.format(option=option)}"
+    this_machine, free_port = (remedy.format(option=option) for remedy in (Remedy.THIS_MACHINE, Remedy.FREE_PORT))
+    return f"cannot listen on port {port} of {host} ({error.strerror}): {this_machine} {free_port}"
 
 
 def url(listening: socket.socket) -> str:

@@ -198,10 +198,10 @@ class Remedy(StrEnum):
     # The live page
 
     STOP_LISTENER = "stop what listens there"
-    OTHER_PAGE_PORT = "choose another --port, or 0 for a free one"
-    HIGHER_PORT = "choose a --port above 1023"
-    THIS_MACHINE = "try --host 127.0.0.1"
-    FREE_PORT = "--port 0"
+    OTHER_PAGE_PORT = "choose another {option}port, or 0 for a free one"
+    HIGHER_PORT = "choose a {option}port above 1023"
+    THIS_MACHINE = "try {option}host 127.0.0.1"
+    FREE_PORT = "{option}port 0"
     CLOSE_PAGES = "close some"
 
     # Output in Kafka

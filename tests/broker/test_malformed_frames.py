@@ -26,6 +26,7 @@ import pytest
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.network.connection import Connection
+from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request_memory import RequestMemory
 from onceflow.broker.network.response_budget import ResponseBudget
 from onceflow.log.disk import RealDisk, RealFile
@@ -163,7 +164,8 @@ class Fuzzed:
                 self.broker.node.deferred,
                 self.broker.handle,
                 self.broker.decode,
-                lambda _connection: None,
+                Reply,
+                lambda _connection, _is_failed: None,
             )
 
     def ask(self, frame: bytes) -> bytes:

@@ -118,15 +118,29 @@ def test_options_before_the_command_change_nothing(tmp_path: Path) -> None:
         ("verify", "scramp", "client,dashboard"),
         ("clicks", "redis", "dashboard"),
         ("demo", "pyspark", "demo"),
+        ("broker", "prometheus_client", "metrics"),
+        ("run", "prometheus_client", "metrics,spark"),
+        ("serve", "prometheus_client", "client,dashboard"),
     ],
 )
-def test_a_kafka_with_scram_needs_a_package(command: str, package: str, extras: str) -> None:
+def test_the_message_names_the_smallest_extras(command: str, package: str, extras: str) -> None:
     message = str(missing_extra(command, ModuleNotFoundError(name=package)))
     assert message.startswith(f"'onceflow {command}' needs the package {package}, ")
     assert remedies.find(Remedy.INSTALL_EXTRA, message)["package"].endswith(f"[{extras}]")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     named = [line for extra in extras.split(",") for line in project["optional-dependencies"][extra]]
-    assert extras == "demo" or package in {Requirement(line).name for line in named}
+    assert extras == "demo" or package.replace("_", "-") in {Requirement(line).name for line in named}
+
+
+@pytest.mark.remedy(Remedy.INSTALL_EXTRA)
+def test_metrics_need_an_extra(tmp_path: Path) -> None:
+    words = ["broker", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--metrics-port", "0"]
+    without = run_with([], words)
+    assert "'onceflow broker' needs the package prometheus_client" in without.stderr
+    assert remedies.find(Remedy.INSTALL_EXTRA, without.stderr)["package"].endswith("[metrics]")
+    # With the extra the broker starts: it refuses this address only after it has loaded the package.
+    with_it = run_with(["metrics"], [*words, "--metrics-host", "203.0.113.7"])
+    assert "cannot listen on port 0 of 203.0.113.7" in with_it.stderr, with_it.stderr
 
 
 @pytest.mark.parametrize(

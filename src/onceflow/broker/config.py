@@ -82,6 +82,11 @@ class BrokerConfig:
     stop_timeout_ms: int = 5_000
     """Time that a stop waits for responses to be sent."""
 
+    # Metrics (broker.metrics)
+    metrics_port: int = -1
+    """Port of the metrics for Prometheus; -1: none, and no request is measured."""
+    metrics_host: str = "127.0.0.1"
+
     # Topics and logs (broker.node, broker.housekeeping)
     delete_topics: bool = True
     retention_check_interval_ms: int = 300_000

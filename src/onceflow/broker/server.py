@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onceflow.broker.handlers import cluster as cluster_handlers
 from onceflow.broker.handlers import configs as config_handlers
@@ -40,6 +40,9 @@ from onceflow.wire.frames import (
     encode_unsupported_api_versions,
     read_request_header,
 )
+
+if TYPE_CHECKING:
+    from onceflow.broker.metrics.exporter import Exporter
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +96,7 @@ class Broker:
         self._tick: asyncio.TimerHandle | None = None
         self._ticks = 0
         self._watch: LoopWatch | None = None
+        self._exporter: Exporter | None = None
 
     @property
     def node(self) -> Node:
@@ -100,26 +104,55 @@ class Broker:
         return self._node
 
     async def start(self) -> None:
-        """Recover the data and listen. Raises CannotListen, DataDirectoryRefused, OSError."""
+        """Recover the data and listen.
+
+        Raises CannotListen, DataDirectoryRefused, OSError, ModuleNotFoundError without the package for metrics.
+        """
         clock = self._clock or SystemClock()
         self._listener = Listener(self.config, clock)
         try:
             self.port = self._listener.port
+            self._exporter = self._new_exporter()
             self._node = Node.open(replace(self.config, port=self.port), disk=self._disk, clock=clock)
         except BaseException:
             self._listener.close()
+            if self._exporter is not None:
+                await self._exporter.stop()
             raise
         self._node.transactions.resume()
         if self.config.loop_block_report_ms >= 0:
             self._watch = LoopWatch(self.config.loop_block_report_ms)
             self._watch.start()
-        self._listener.start(self._handle, self._decode, self._node.deferred)
+        self._start_serving(self._listener, self._node)
         self._node.load_groups()
         self._node.housekeeping.start()
         self._on_tick()
 
+    def _new_exporter(self) -> "Exporter | None":
+        """Listen for Prometheus, if that is configured."""
+        if self.config.metrics_port < 0:
+            return None
+        from onceflow.broker.metrics.exporter import Exporter
+
+        return Exporter(self.config.metrics_host, self.config.metrics_port)
+
+    def _start_serving(self, listener: Listener, node: Node) -> None:
+        if self._exporter is None:
+            listener.start(self._handle, self._decode, node.deferred)
+            return
+        from onceflow.broker.metrics.snapshot import Gathering
+        from onceflow.broker.metrics.traffic import MeteredReply, Traffic
+
+        traffic = Traffic()
+        handle, decode = traffic.metering(self._handle), traffic.metering_decode(self._decode)
+        listener.start(handle, decode, node.deferred, MeteredReply)
+        self._exporter.start(lambda: Gathering(node, listener, traffic))
+        logger.info("metrics are at %s", self._exporter.url)
+
     async def stop(self) -> bool:
         """Send the possible responses, close all connections and logs; return whether all logs were closed."""
+        if self._exporter is not None:
+            await self._exporter.stop()
         if self._listener is not None:
             await self._listener.stop()
         if self._tick is not None:
@@ -132,6 +165,8 @@ class Broker:
         """Close the copied descriptors in a forked child, which has no loop; the parent keeps its own."""
         if self._listener is not None:
             self._listener.close_descriptors()
+        if self._exporter is not None:
+            self._exporter.close_descriptors()
         if self._node is not None:
             self._node.directory.close_descriptor()
 

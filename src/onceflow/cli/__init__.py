@@ -110,8 +110,8 @@ EXTRAS = {
 }
 """Command name → the smallest extras with its packages; any other command needs `demo`, which has everything."""
 
-PACKAGE_EXTRAS = {"scramp": "client"}
-"""Package that any command may need, here for SCRAM with --bootstrap → the smallest extra with it."""
+PACKAGE_EXTRAS = {"scramp": ("client",), "prometheus_client": ("metrics", "dashboard")}
+"""Package that several commands may need, for SCRAM or metrics → the extras with it, the smallest first."""
 
 SHOWN_CHARACTERS_MAX = 80
 
@@ -148,7 +148,10 @@ class LazyCommands(Commands):
 def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     """Return an error that names the missing package and the smallest extras with it."""
     package = str(error.name).partition(".")[0]
-    wanted = {*EXTRAS.get(command, "").split(","), PACKAGE_EXTRAS.get(package, "")} - {""}
+    wanted = {*EXTRAS.get(command, "").split(",")} - {""}
+    of_package = PACKAGE_EXTRAS.get(package, ())
+    if of_package and not wanted.intersection(of_package):
+        wanted.add(of_package[0])
     extras = ",".join(sorted(wanted)) or "demo"
     return OnceflowError(
         f"'onceflow {command}' needs the package {package}, which is not installed; "

@@ -15,6 +15,7 @@ import click
 
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import GROUPS, SETTINGS, weaker_than
+from onceflow.cli.metrics import warn_if_open
 from onceflow.errors import OnceflowError
 from onceflow.listening import is_loopback
 from onceflow.remedies import Remedy
@@ -148,6 +149,8 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
             config.host,
             config.port,
         )
+    if config.metrics_port >= 0:
+        warn_if_open(config.metrics_host, config.metrics_port)
     _allow_many_files()
     sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.run(_serve(config))

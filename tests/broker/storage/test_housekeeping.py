@@ -425,7 +425,7 @@ def test_a_topic_recreated_during_compaction(tmp_path: Path) -> None:
             produce(client, "table", 30)
         finally:
             disk.free.set()
-        eventually(lambda: broker.call(lambda node: node.housekeeping._cleaner.compacting is None), "it is given up")
+        eventually(lambda: broker.call(lambda node: node.housekeeping.cleaner.compacting is None), "it is given up")
         broker.stop()
         broker.start()
         assert offsets(broker.log("table")) == list(range(30))
@@ -441,7 +441,7 @@ def test_compaction_without_space_is_retried(tmp_path: Path) -> None:
         log = broker.log("table")
         disk.space_bytes = 100
         eventually(lambda: after(broker, 15_000) and disk.space_bytes == 0, "the disk is full")
-        eventually(lambda: broker.call(lambda node: node.housekeeping._cleaner.compacting is None), "it is given up")
+        eventually(lambda: broker.call(lambda node: node.housekeeping.cleaner.compacting is None), "it is given up")
         disk.space_bytes = None
         eventually(lambda: after(broker, 15_000) and len(offsets(log)) < 10, "all of it is compacted")
         assert set(table(log)) == {"k0", "k1", "k2"}

@@ -162,7 +162,7 @@ def test_compacted_log_is_read_across_gaps(tmp_path: Path) -> None:
             return len(offsets(log)) < end // 2
 
         eventually(is_compacted, "the log is compacted")
-        eventually(lambda: broker.call(lambda node: node.housekeeping._cleaner.compacting is None), "the pass is over")
+        eventually(lambda: broker.call(lambda node: node.housekeeping.cleaner.compacting is None), "the pass is over")
         assert cluster.list_offsets("table", {0: LATEST})[0].offset == end
         options = SourceOptions(broker.bootstrap, subscribed("table"), "earliest")
         left = offsets(log)

@@ -44,7 +44,7 @@ EMPTY_ABORTED = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_server_
 class ReadResult:
     """Result of reading all partitions of a fetch once."""
 
-    __slots__ = ("is_final", "responses", "size_bytes", "slices")
+    __slots__ = ("errors", "is_final", "responses", "size_bytes", "slices")
 
     def __init__(self) -> None:
         self.responses: list[tuple[str, list[PartitionResponse]]] = []
@@ -52,6 +52,7 @@ class ReadResult:
         self.size_bytes = 0
         self.is_final = False
         """Whether waiting cannot improve it: after an error, or where a limit or a segment's end cut a slice short."""
+        self.errors: list[ErrorCode] | None = None
 
 
 class PendingFetch:
@@ -265,6 +266,8 @@ class PendingFetch:
 
     def _respond(self, result: ReadResult) -> None:
         self._stop()
+        for error_code in result.errors or ():
+            self._request.reply.count_error(error_code)
         header = self._request.header
         pieces = fetch.encode_response(header.version, header.correlation_id, result.responses)
         self._request.reply.send(_interleave(pieces, result.slices))
@@ -295,6 +298,7 @@ def _distinct(request: FetchRequest) -> FetchRequest:
 def _refuse(request: Request, error_code: ErrorCode, topics: Sequence[tuple[str, Sequence[FetchPartition]]]) -> None:
     """Refuse the whole request, with the same error for each of its partitions."""
     header = request.header
+    request.reply.count_error(error_code)
     responses = [
         (name, [_error(ReadResult(), wanted, error_code) for wanted in partitions]) for name, partitions in topics
     ]
@@ -303,6 +307,9 @@ def _refuse(request: Request, error_code: ErrorCode, topics: Sequence[tuple[str,
 
 def _error(result: ReadResult, wanted: FetchPartition, error_code: ErrorCode) -> PartitionResponse:
     result.is_final = True
+    if result.errors is None:
+        result.errors = []
+    result.errors.append(error_code)
     aborted = () if error_code in EMPTY_ABORTED else None
     return PartitionResponse(wanted.partition, error_code, -1, -1, -1, 0, aborted)
 

@@ -114,6 +114,7 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
         respond_in_slices(request, head, elements, tail, when_built=when_built)
 
     def refuse(error_code: ErrorCode) -> None:
+        request.reply.count_error(error_code)
         respond(error_code, at_once)
 
     refusal = node.group_requests.error_code
@@ -173,6 +174,8 @@ def _topic_element(request: Request, name: str, offsets: Sequence[Offset]) -> El
     append_string(buffer, name, flexible=flexible)
     append_count(buffer, len(offsets), flexible=flexible)
     for index, commit, error_code in offsets:
+        if error_code == ErrorCode.unstable_offset_commit:
+            request.reply.count_error(error_code)
         assert commit.offset is not None
         buffer += INT32.pack(index) + INT64.pack(commit.offset)
         if request.version >= LEADER_EPOCH_FROM_OFFSET_FETCH:

@@ -72,12 +72,12 @@ def handle_metadata(node: Node, request: Request) -> None:
     def created(results: list[Created]) -> None:
         # A name that "exists already" but is not listed belongs to a topic in deletion: it is unknown.
         refused = {result.name: result.error_code for result in results if result.error_code not in _NO_REFUSAL}
-        request.in_slices(_find_topics(node, body, request.version, refused, topics), respond)
+        request.in_slices(_find_topics(node, request, body, refused, topics), respond)
 
     if missing:
         node.topic_operations.create(missing, created, failed=request.reply.close_connection)
     else:
-        finding = _find_topics(node, body, request.version, {}, topics)
+        finding = _find_topics(node, request, body, {}, topics)
         request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: respond()))
 
 
@@ -88,12 +88,13 @@ def _creatable(node: Node, body: Any) -> list[NewTopic]:
 
 
 def _find_topics(
-    node: Node, body: Any, version: int, refused: Mapping[str, ErrorCode], topics: list[Topic | bytes]
+    node: Node, request: Request, body: Any, refused: Mapping[str, ErrorCode], topics: list[Topic | bytes]
 ) -> Iterator[int]:
     """Add the requested topics, as they are before the wait for durability, or an entry with an error.
 
     Yield the work of each topic.
     """
+    version = request.version
     if body.topics is None or (version < ALL_TOPICS_IS_EMPTY_BEFORE and not body.topics):
         topics.extend(node.topics.by_name.values())
         return
@@ -105,6 +106,7 @@ def _find_topics(
         if topic is not None:
             entries[topic.name] = topic
         else:
+            request.reply.count_error(code)
             entries[topic_id if shown is None else shown] = metadata.encode_topic(version, code, shown, topic_id)
         yield WORK_PER_FOUND
     topics.extend(entries.values())

@@ -97,6 +97,7 @@ class PendingProduce:
         def synced(error_code: ErrorCode) -> None:
             if error_code != ErrorCode.none:
                 responses[at] = PartitionResponse(partition.index, error_code, -1)
+                self.count_error(error_code)
             self.done()
 
         return synced
@@ -121,6 +122,10 @@ class PendingProduce:
             if response.error_message is None:
                 return self._single_partition_response.encode(self._correlation_id, response)
         return produce.encode_response(self.version, self._correlation_id, self._topics)
+
+    def count_error(self, error_code: ErrorCode) -> None:
+        """Count a refused or failed partition, if the broker counts errors."""
+        self._reply.count_error(error_code)
 
     def first_error(self) -> PartitionResponse | None:
         """Return the first error among the responses so far, if any."""
@@ -180,6 +185,7 @@ def _take(
         else:
             _append(node, partition, records, pending, responses, at)
     except (Refused, LogError) as error:
+        pending.count_error(error.error_code)
         _put(responses, at, _refused(index, error, partition))
 
 
@@ -217,10 +223,12 @@ def _append_later(
             _check(pending, partition.topic, current if current is partition else None, batch)
             _append(node, partition, batch, pending, responses, at, is_checked=True)
         except (Refused, LogError) as refusal:
+            pending.count_error(refusal.error_code)
             responses[at] = _refused(partition.index, refusal, partition)
         except Exception as failure:
             # The batch may or may not be in the log. During the request's own turn this would close the connection.
             logger.exception("%s: a batch could not be appended", partition)
+            pending.count_error(_code_of(failure))
             responses[at] = PartitionResponse(partition.index, _code_of(failure), -1)
         finally:
             pending.done()

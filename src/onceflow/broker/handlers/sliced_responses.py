@@ -101,6 +101,7 @@ class _Joining:
 def encoded(request: Request, array: str, values: Mapping[str, Any]) -> bytes:
     """Encode an element of the response's array."""
     header = request.header
+    request.reply.count_error(values.get("error_code", ErrorCode.none))
     entity_class: Any = element_class(response_class(header.api.key, header.version), array)
     buffer = bytearray()
     entity_writer(entity_class).write(buffer, values)

@@ -79,6 +79,7 @@ class Connection:
         "_is_reading",
         "_is_write_scheduled",
         "_loop",
+        "_new_reply",
         "_on_closed",
         "_pending",
         "_pending_max",
@@ -109,7 +110,8 @@ class Connection:
         deferred: DeferredCalls,
         handle: Handle,
         decode: Decode,
-        on_closed: Callable[["Connection"], None],
+        new_reply: Callable[["Connection"], Reply],
+        on_closed: Callable[["Connection", bool], None],
     ) -> None:
         self.peer_host = str(peer[0])
         self.peer = f"{peer[0]}:{peer[1]}"
@@ -126,6 +128,7 @@ class Connection:
         self._deferred = deferred
         self._handle = handle
         self._decode = decode
+        self._new_reply = new_reply
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
@@ -214,7 +217,7 @@ class Connection:
         return reason is None
 
     def _handle_frame(self, frame: memoryview, handle: Handle) -> None:
-        reply = Reply(self)
+        reply = self._new_reply(self)
         self._pending.append(reply)
         try:
             handle(frame, reply, self)
@@ -586,7 +589,7 @@ class Connection:
         self.unsent_bytes = 0
         self.reservation.end()
         self._view = NO_BUFFER
-        self._on_closed(self)
+        self._on_closed(self, reason is not None)
 
     def close_descriptor(self) -> None:
         """Close the descriptor in a forked child; the connection continues in the parent."""

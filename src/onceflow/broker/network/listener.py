@@ -6,12 +6,14 @@ import logging
 import select
 import socket
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.incoming import DISCONNECT_EVENTS, unread_bytes
+from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request_memory import RequestMemory
 from onceflow.broker.network.response_budget import ResponseBudget
 from onceflow.errors import OnceflowError
@@ -26,6 +28,22 @@ ACCEPT_PAUSE_SECONDS = 1.0
 
 class CannotListen(OnceflowError):
     """The broker cannot listen on its address."""
+
+
+class Usage(NamedTuple):
+    """Connections and memory of a listener: now, and since its start."""
+
+    connections: int
+    accepted: int
+    refused: int
+    failed: int
+    """Connections that the broker closed for a reason, such as a malformed request."""
+    request_bytes: int
+    request_bytes_max: int
+    waiting_requests: int
+    """Requests that wait for memory."""
+    response_bytes: int
+    response_bytes_max: int
 
 
 class Listener:
@@ -43,17 +61,29 @@ class Listener:
         self._handle: Handle | None = None
         self._decode: Decode | None = None
         self._deferred: DeferredCalls | None = None
+        self._new_reply: Callable[[Connection], Reply] = Reply
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
         self._refused = 0
+        self._accepted_total = self._refused_total = self._failed_total = 0
         self._all_closed: asyncio.Event | None = None
         self.port: int = self._socket.getsockname()[1]
 
-    def start(self, handle: Handle, decode: Decode, deferred: DeferredCalls) -> None:
-        """Accept connections; `handle`, or what `decode` returns, serves each request and defers work by `deferred`."""
+    def start(
+        self,
+        handle: Handle,
+        decode: Decode,
+        deferred: DeferredCalls,
+        new_reply: Callable[[Connection], Reply] = Reply,
+    ) -> None:
+        """Accept connections; `handle`, or what `decode` returns, serves each request and defers work by `deferred`.
+
+        `new_reply` creates the reply of each request.
+        """
         self._handle = handle
         self._decode = decode
         self._deferred = deferred
+        self._new_reply = new_reply
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
@@ -121,6 +151,7 @@ class Listener:
         is_too_many = self._per_address[host] >= config.connections_per_address_max
         if is_too_many or len(self._connections) >= config.connections_max:
             self._refused += 1
+            self._refused_total += 1
             client.close()
             return
         assert self._handle is not None
@@ -141,9 +172,25 @@ class Listener:
             self._deferred,
             self._handle,
             self._decode,
+            self._new_reply,
             self._forget,
         )
         self._connections.add(connection)
+        self._accepted_total += 1
+
+    def usage(self) -> Usage:
+        """Return the numbers of connections and bytes."""
+        return Usage(
+            len(self._connections),
+            self._accepted_total,
+            self._refused_total,
+            self._failed_total,
+            self._memory.used_bytes,
+            self._memory.bytes_max,
+            sum(len(share.waiting) for share in self._memory.shares),
+            self._response_budget.used_bytes,
+            self._response_budget.bytes_max,
+        )
 
     def _close_unread(self) -> None:
         """Close the connections with most unread bytes until the budget suffices."""
@@ -185,8 +232,9 @@ class Listener:
             if not blind[descriptor].has_whole_request(unread_bytes(descriptor)):
                 blind[descriptor].close(None)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: Connection, is_failed: bool) -> None:
         self._connections.discard(connection)
+        self._failed_total += is_failed
         self._per_address[connection.peer_host] -= 1
         if not self._per_address[connection.peer_host]:
             del self._per_address[connection.peer_host]

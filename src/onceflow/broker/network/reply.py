@@ -1,9 +1,9 @@
 """Responses on their way to the client: their order on a connection, and the pieces that they consist of."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from onceflow.log.disk import File
 
@@ -94,6 +94,13 @@ class Reply:
         if self.pieces is None:
             self.pieces = pieces
             self._connection.enqueue_response(pieces)
+
+    def count_error(self, error_code: int) -> None:
+        """Do nothing; `metrics.traffic.MeteredReply` counts the error of a response."""
+
+    def count_errors(self, values: Mapping[str, Any]) -> Iterator[int]:
+        """Do nothing; `metrics.traffic.MeteredReply` counts the errors in a response's fields, in steps."""
+        return iter(())
 
     def close_connection(self, reason: str) -> None:
         """Close the connection, as Kafka does where its protocol has no response."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -49,7 +50,8 @@ class Request:
         The arrays must not change any more.
         """
         response, writer = self._begin(values)
-        self.in_slices(writer.in_steps(response, values), lambda: self.reply.send([with_size(response)]))
+        work = chain(self.reply.count_errors(values), writer.in_steps(response, values))
+        self.in_slices(work, lambda: self.reply.send([with_size(response)]))
 
     def encoded(self, **values: Any) -> bytes:
         """Return the response with these fields, encoded in this turn."""

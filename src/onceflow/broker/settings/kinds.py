@@ -172,6 +172,26 @@ class ImportPath:
 
 
 @dataclass(frozen=True)
+class Host:
+    """Host name or IP address to listen on."""
+
+    kafka_type = 2
+    metavar = "HOST"
+
+    def read(self, text: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9.:_-]+", text):
+            raise ValueError(f"is not {self.allowed}")
+        return text
+
+    def write(self, value: object) -> str:
+        return str(value)
+
+    @property
+    def allowed(self) -> str:
+        return "a host name or an IP address"
+
+
+@dataclass(frozen=True)
 class ClusterId:
     """Id of a cluster, at most as long as a UUID in base64."""
 

@@ -25,6 +25,7 @@ from onceflow.broker.settings.kinds import (
     ClusterId,
     Directory,
     Fraction,
+    Host,
     ImportPath,
     Whole,
 )
@@ -320,6 +321,22 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         ),
     ),
     "Connections and requests": CONNECTIONS,
+    "Metrics": (
+        Setting(
+            "metrics.port",
+            "metrics_port",
+            Whole(0, 65535, none=-1),
+            "Port for Prometheus, which reads http://HOST:PORT/metrics. 0 selects any free port, -1 serves no metrics."
+            " Onceflow only.",
+            is_common=True,
+        ),
+        Setting(
+            "metrics.host",
+            "metrics_host",
+            Host(),
+            "Address on which metrics.port listens. There is no authentication. Onceflow only.",
+        ),
+    ),
     "Consumer groups": (
         Setting(
             "group.initial.rebalance.delay.ms",

@@ -10,6 +10,7 @@ kernel may have dropped the pages (`Durability.fail_sync`).
 import asyncio
 import logging
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -86,8 +87,28 @@ class FinishedRound(NamedTuple):
     points: Round
     errors: Sequence[OSError | None]
     """The error of each sync that failed."""
+    seconds: float = 0.0
     is_in_place: bool = True
     """Whether the data directory was at its path after the syncs, if this round checked it."""
+
+
+class SyncTotals:
+    """Totals since the start of the broker."""
+
+    __slots__ = ("failures", "partitions", "rounds", "seconds")
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.partitions = 0
+        self.failures = 0
+        self.seconds = 0.0
+        """Time of the rounds in the thread."""
+
+    def add(self, finished: FinishedRound) -> None:
+        """Add a round."""
+        self.rounds += 1
+        self.partitions += len(finished.points)
+        self.seconds += finished.seconds
 
 
 class GroupCommit:
@@ -95,6 +116,7 @@ class GroupCommit:
 
     def __init__(self, deferred: DeferredCalls, is_in_place: Callable[[], bool], on_lost: Callable[[], None]) -> None:
         """Take `is_in_place`, whether synced data can be found again; if not, `on_lost` fails every partition."""
+        self.totals = SyncTotals()
         self._deferred = deferred
         self._is_in_place = is_in_place
         self._on_lost = on_lost
@@ -192,6 +214,7 @@ class GroupCommit:
 
     def _end_round(self, finished: FinishedRound) -> None:
         self._deferred.begin_turn()
+        self.totals.add(finished)
         try:
             if not finished.is_in_place:
                 self._on_lost()
@@ -231,8 +254,8 @@ class GroupCommit:
         if partition in self._retried_rounds:
             self.flush(partition)
 
-    @staticmethod
-    def _fail(partition: Partition, error: OSError) -> None:
+    def _fail(self, partition: Partition, error: OSError) -> None:
+        self.totals.failures += 1
         logger.error("sync of %s failed, it accepts no more writes: %s", partition, error)
         partition.log.durability.fail_sync(error)
         partition.fail(ErrorCode.kafka_storage_error)
@@ -248,5 +271,7 @@ class GroupCommit:
 
 def _run(points: Round, is_in_place: Callable[[], bool] | None) -> FinishedRound:
     """Run a round in the thread."""
+    began = time.perf_counter()
     errors = run_round([point for _partition, point in points])
-    return FinishedRound(points, errors, is_in_place is None or is_in_place())
+    seconds = time.perf_counter() - began
+    return FinishedRound(points, errors, seconds, is_in_place is None or is_in_place())

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +41,15 @@ Result = TypeVar("Result")
 Decisions = Sequence[tuple[Partition, retention.Decision]]
 
 
+@dataclass(slots=True)
+class HousekeepingTotals:
+    """Totals since the start of the broker."""
+
+    retention_checks: int = 0
+    deleted_segments: int = 0
+    failures: int = 0
+
+
 class Housekeeping:
     """Retention and file removal for the logs of one node. All methods run on the loop."""
 
@@ -55,6 +65,7 @@ class Housekeeping:
         thread: Executor,
     ) -> None:
         """Load the retention policy. Raises RetentionPolicyUnusable."""
+        self.totals = HousekeepingTotals()
         self._config = config
         self._policy = retention.load_policy(config.retention_policy)
         self._partitions = partitions
@@ -71,7 +82,7 @@ class Housekeeping:
         """(time, log, segments that left it), to rename their files."""
         self._retired: list[tuple[float, Sequence[Path]]] = []
         """(time, files) to remove."""
-        self._cleaner = LogCleaner(
+        self.cleaner = LogCleaner(
             config,
             partitions,
             directory,
@@ -85,11 +96,11 @@ class Housekeeping:
         self._leftovers |= {partition for partition in self._partitions if partition.log.segments.has_below_start()}
         self._task = asyncio.get_running_loop().create_task(self._run(), name="housekeeping")
         if self._config.cleaner_enabled:
-            self._cleaner.start()
+            self.cleaner.start()
 
     async def close(self) -> None:
         """Stop after the current disk operation."""
-        await self._cleaner.close()
+        await self.cleaner.close()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -101,6 +112,7 @@ class Housekeeping:
             try:
                 await self.tick()
             except Exception:
+                self.totals.failures += 1
                 logger.exception("housekeeping failed; retrying in %s s", TICK_S)
 
     async def tick(self) -> None:
@@ -136,6 +148,7 @@ class Housekeeping:
             now_ms = self._clock.now_ms()
             decisions = await self._in_thread(lambda some=some, now_ms=now_ms: self._decide(some, now_ms))  # type: ignore[misc]
             await self._carry_out(decisions)
+        self.totals.retention_checks += 1
 
     def _decide(self, partitions: Sequence[Partition], now_ms: int) -> Decisions:
         decisions = ((partition, self._decide_one(partition, now_ms)) for partition in partitions)
@@ -156,6 +169,7 @@ class Housekeeping:
         try:
             await self._advance(changed)
         except OSError as error:
+            self.totals.failures += 1
             logger.error("retention of %d logs failed: %s; retrying at the next check", len(changed), error)
             return
         for partition, decision in decisions:
@@ -198,7 +212,7 @@ class Housekeeping:
         """Delete segments wholly below the log's start, with their files."""
         if not self._is_served(partition):
             return
-        if partition is self._cleaner.compacting:
+        if partition is self.cleaner.compacting:
             self._leftovers.add(partition)
             return
         log = partition.log
@@ -206,6 +220,7 @@ class Housekeeping:
         if log.segments.has_below_start() and log.durability.failure is None:
             self._leftovers.add(partition)
         if deleted:
+            self.totals.deleted_segments += len(deleted)
             logger.info("%s: deleted %d segments below offset %d", partition, len(deleted), log.log_start_offset)
             await self._retire(partition, deleted)
 

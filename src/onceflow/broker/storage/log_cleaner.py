@@ -54,6 +54,9 @@ class LogCleaner:
     ) -> None:
         self.compacting: Partition | None = None
         """Partition in compaction; no other part of the broker may remove its segments."""
+        self.compactions = 0
+        """Number of finished passes."""
+        self.failures = 0
         self._config = config
         self._keys_max = max(1, config.cleaner_dedupe_bytes // compaction.BYTES_PER_KEY)
         self._partitions = partitions
@@ -141,8 +144,10 @@ class LogCleaner:
         self.compacting = partition
         try:
             if await self._pass(partition, dirt):
+                self.compactions += 1
                 logger.info("%s: compacted up to offset %d", partition, self._clean_end(partition))
         except (OSError, OnceflowError) as error:
+            self.failures += 1
             await self._give_up(partition, error)
         finally:
             self.compacting = None

@@ -156,6 +156,10 @@ class Partitions:
         """Return the open partitions of a topic in their order."""
         return self._by_topic.get(topic, ())
 
+    def topic_names(self) -> list[str]:
+        """Return the names of the open topics, in the order in which they were opened."""
+        return list(self._by_topic)
+
     def count(self, topic: str) -> int:
         """Return how many partitions of the topic are open: all of them, unless some are being created."""
         return len(self._by_topic.get(topic, ()))

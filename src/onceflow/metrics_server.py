@@ -1,0 +1,148 @@
+"""Server of `/metrics` in threads of its own, for programs without an HTTP server: the broker and the pipeline.
+
+Clients cannot make it grow: a connection beyond the limit closes the oldest one, and one scrape is collected at a time.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from onceflow.listening import listen, url
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 8
+READ_SECONDS = 10.0
+POLL_SECONDS = 0.25
+"""Maximum time until a stop is noticed."""
+PATH = "/metrics"
+
+Collect = Callable[[], Iterable[Metric]]
+
+
+class _Collector(Collector):
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing, so that a registration does not collect."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+
+def registry_of(collect: Collect) -> CollectorRegistry:
+    """Return a registry of the collected metrics and of this process: processor time, memory, open files."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(_Collector(collect))
+    return registry
+
+
+class MetricsServer:
+    """Listens from its creation; serves between `start` and `stop`."""
+
+    def __init__(self, host: str, port: int, collect: Collect) -> None:
+        """Listen; `collect` runs in a thread of the server. Raises CannotListen."""
+        self._server = _Server(listen(host, port, option="--metrics-"), registry_of(collect))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(POLL_SECONDS,), name="metrics", daemon=True
+        )
+
+    @property
+    def url(self) -> str:
+        """Address of the metrics."""
+        return url(self._server.socket) + PATH
+
+    def start(self) -> None:
+        """Serve in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Accept no more connections, and end the thread."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def close_descriptor(self) -> None:
+        """Close the copied descriptor in a forked child, which has no thread."""
+        self._server.socket.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listening: socket.socket, registry: CollectorRegistry) -> None:
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.registry = registry
+        self.scrape = threading.Lock()
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+            surplus = next(iter(self._open)) if len(self._open) > CONNECTIONS_MAX else None
+            if surplus is not None:
+                del self._open[surplus]
+                _shut_down(surplus)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log it; clients may disconnect at any time."""
+        logger.debug("scrape of %s ended early", client_address, exc_info=True)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        logger.debug("the oldest scrape was closed already")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = READ_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != PATH:
+            self._respond(404, "text/plain; charset=utf-8", f"metrics are at {PATH}\n".encode())
+            return
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        try:
+            with self.server.scrape:
+                content = encode(self.server.registry)
+        except Exception as error:
+            logger.exception("metrics could not be collected")
+            self._respond(500, "text/plain; charset=utf-8", f"metrics could not be collected: {error}\n".encode())
+            return
+        self._respond(200, content_type, content)
+
+    def _respond(self, status: int, content_type: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Log nothing for a request."""
