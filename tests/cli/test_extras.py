@@ -12,7 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from onceflow import __version__
-from onceflow.cli import EXTRAS, installed_from, missing_extra
+from onceflow.cli import EXTRAS, missing_extra
+from onceflow.errors import installed_from
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
 from tests import remedies

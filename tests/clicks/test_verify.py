@@ -13,10 +13,11 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from onceflow.cli import installed_from, onceflow
+from onceflow.cli import onceflow
 from onceflow.clicks import verify as verifying
 from onceflow.clicks.results import Keys
 from onceflow.client.cluster import Cluster
+from onceflow.errors import installed_from
 from onceflow.remedies import Remedy
 from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, count, write

@@ -2,9 +2,11 @@
 
 import datetime
 import decimal
+import importlib
 import io
 import json
 import pickle
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from pyspark.sql.types import StructField, StructType
 from onceflow.client.cluster import Cluster
 from onceflow.client.lag import log_ends
 from onceflow.client.records import read_records
+from onceflow.remedies import Remedy
 from onceflow.spark.avro import AvroDeserializer, AvroSerializer
 from onceflow.spark.errors import WrongOption
 from onceflow.spark.serialization import (
@@ -35,6 +38,7 @@ from onceflow.spark.serialization import (
     deserialized,
     serialized,
 )
+from tests import remedies
 from tests.spark.conftest import RunExample, Send
 
 ROOT = Path(__file__).parents[2]
@@ -185,6 +189,14 @@ def test_text_both_ways() -> None:
         columns_of(StringDeserializer(), [b"\xff"])
     with pytest.raises(SerializationFailed, match="one column, not uid, click_count; specify columns="):
         bytes_of(StringSerializer(), [{"uid": "a", "click_count": 1}], CLICK)
+
+
+def test_avro_without_fastavro_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "onceflow.spark.avro")
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(ModuleNotFoundError, match="avro needs the package fastavro, ") as error:
+        importlib.import_module("onceflow.spark.avro")
+    assert remedies.find(Remedy.INSTALL_EXTRA, str(error.value))["package"].endswith("[avro]")
 
 
 def test_avro_both_ways() -> None:

@@ -5,10 +5,7 @@ quickly and the base install works without Spark. `main` turns errors into the e
 """
 
 import importlib
-import json
 import sys
-import urllib.parse
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ import click
 
 from onceflow import __version__
 from onceflow.cli.command_group import Commands
-from onceflow.errors import OnceflowError
-from onceflow.remedies import Remedy
+from onceflow.errors import OnceflowError, missing_package
 
 COMMANDS = {
     "broker": "onceflow.cli.broker:broker",
@@ -153,23 +149,7 @@ def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     if of_package and not wanted.intersection(of_package):
         wanted.add(of_package[0])
     extras = ",".join(sorted(wanted)) or "demo"
-    return OnceflowError(
-        f"'onceflow {command}' needs the package {package}, which is not installed; "
-        f"{Remedy.INSTALL_EXTRA.format(package=f'{installed_from()}[{extras}]')}"
-    )
-
-
-def installed_from() -> str:
-    """Return the checkout or wheel of this installation if it still exists, or else the wheel's name.
-
-    Source: PEP 610, `direct_url.json`.
-    """
-    try:
-        origin = metadata.distribution("onceflow").read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # It is on the path and was never installed.
-        origin = None
-    path = urllib.parse.unquote(urllib.parse.urlsplit(json.loads(origin)["url"]).path) if origin else ""
-    return path if path and Path(path).exists() else f"onceflow-{__version__}-py3-none-any.whl"
+    return OnceflowError(missing_package(f"'onceflow {command}'", package, extras))
 
 
 @click.command(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -12,8 +12,7 @@ extra `client`).
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onceflow import __version__
-from onceflow.remedies import Remedy
+from onceflow.errors import missing_package
 
 if TYPE_CHECKING:
     from onceflow.client.classic import (
@@ -61,9 +60,6 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("onceflow"):
             raise
-        raise ModuleNotFoundError(
-            f"{name} needs the package {error.name}, which is not installed; "
-            f"{Remedy.INSTALL_EXTRA.format(package=f'onceflow-{__version__}-py3-none-any.whl[client]')}",
-            name=error.name,
-        ) from error
+        message = missing_package(name, str(error.name), "client")
+        raise ModuleNotFoundError(message, name=error.name) from error
     return getattr(module, name)

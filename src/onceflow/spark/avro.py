@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fastavro
 from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
+from onceflow.errors import missing_package
 from onceflow.spark.errors import WrongOption
+
+try:
+    import fastavro
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(missing_package(__name__, "fastavro", "avro"), name="fastavro") from error
 
 Schema = dict[str, Any]
 

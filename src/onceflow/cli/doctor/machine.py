@@ -11,9 +11,10 @@ from importlib import metadata
 from pathlib import Path
 
 from onceflow import services
-from onceflow.cli import EXTRAS, installed_from
+from onceflow.cli import EXTRAS
 from onceflow.cli.doctor.findings import Finding, State
 from onceflow.cli.options import BROKER_PORT, DASHBOARD_PORT, DEMO_LOG_BYTES, REDIS_PORT, SERVE_PORT
+from onceflow.errors import installed_from
 from onceflow.remedies import Remedy
 
 DISTRIBUTION = "onceflow"
