@@ -17,7 +17,7 @@ def test_description_has_no_links_to_files() -> None:
     shown = ProjectMetadata(str(ROOT), PluginManager()).core.readme
     assert LINK.search(readme) and not LINK.findall(shown)
     text = " ".join(shown.split())
-    assert "Other ways to install: docs/install.md." in text
+    assert "Other ways to install (docs/install.md);" in text
     assert "work with it (compatibility: docs/compatibility.md)." in text
     assert "Sinks for Kafka (docs/kafka-sink.md) and Redis (docs/redis-sink.md)" in text
     headings = re.compile(r"^#+ .*", re.MULTILINE)
