@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from onceflow.clicks.archive import Archive, plan_of, write_hours
-from onceflow.clicks.event_table import SCHEMA, EventFields
+from onceflow.clicks.event_table import SCHEMA
 from onceflow.clicks.queries import Events, Selection, open_events
+from onceflow.clicks.single_event import EventFields
 from onceflow.spark.exactly_once.proof import Proof
 
 EVENTS = 10_000_000

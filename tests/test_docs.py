@@ -9,6 +9,7 @@ import click
 import pytest
 
 from onceflow.cli import onceflow, reference
+from onceflow.dashboard.api import reference as api_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -17,6 +18,12 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 def test_the_page_of_commands_is_current() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == reference.page(), (
         "run: .venv/bin/python -m onceflow.cli.reference > docs/cli.md"
+    )
+
+
+def test_the_page_of_the_api_is_current() -> None:
+    assert (ROOT / "docs" / "api.md").read_text() == api_reference.page(), (
+        "run: .venv/bin/python -m onceflow.dashboard.api.reference > docs/api.md"
     )
 
 

@@ -92,6 +92,7 @@ class Remedy(StrEnum):
     MAKE_ROOM = "free some space"
     OTHER_TMPDIR = "set TMPDIR to another place"
     WHOLE_HOURS = "choose a --length and --slide of whole hours or days, or a later --from"
+    ASK_LESS = "choose a shorter time, or longer windows"
     COUNT_OVER_TIME = "start 'onceflow run' with --measures, a new --checkpoint and a new --hash-key"
     START_RUN = "start 'onceflow run' with this --redis and --hash-key"
     NAME_WHAT_RUNS = "specify the values that it was started with"
@@ -201,6 +202,8 @@ class Remedy(StrEnum):
     OTHER_PAGE_PORT = "choose another {option}port, or 0 for a free one"
     HIGHER_PORT = "choose a {option}port above 1023"
     THIS_MACHINE = "try {option}host 127.0.0.1"
+    SHOW_ARCHIVE = "start 'onceflow dashboard' with --archive DIRECTORY"
+    MATCHING_ARCHIVE = "specify the archive of the counted events with --archive"
     FREE_PORT = "{option}port 0"
     CLOSE_PAGES = "close some"
 

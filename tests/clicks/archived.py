@@ -7,7 +7,8 @@ from pathlib import Path
 import duckdb
 
 from onceflow.clicks.archive import Archive, Version, plan_of, write_hours
-from onceflow.clicks.event_table import EventFields, event_table
+from onceflow.clicks.event_table import event_table
+from onceflow.clicks.single_event import EventFields
 from onceflow.spark.exactly_once.batch import NO_BATCH
 from onceflow.spark.sink import Proof
 

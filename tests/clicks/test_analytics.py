@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from onceflow.clicks.analytics import Analytics, NotCounted, Removed, Session, WindowCounts
+from onceflow.clicks.analytics import Analytics, Session
+from onceflow.clicks.counted import NotCounted, Removed
 from onceflow.clicks.measures import RETENTION_MS, MeasureSettings
-from onceflow.clicks.windows import DAY, HOUR, MINUTE
+from onceflow.clicks.windows import DAY, HOUR, MINUTE, WindowCounts
 from onceflow.remedies import Remedy
 from tests import remedies
 from tests.clicks import counted

@@ -15,13 +15,13 @@ from onceflow.clicks.archive import (
     MERGED_FILES,
     QUIET_MS,
     Archive,
-    ArchiveUnreadable,
     VersionTaken,
     archive_files,
     clock_ms,
     hour_path,
     write_hours,
 )
+from onceflow.clicks.archive_errors import ArchiveUnreadable
 from onceflow.clicks.event_table import event_table
 from onceflow.remedies import Remedy
 from tests import remedies

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from onceflow.cli import onceflow
 from onceflow.clicks import archive as archives
-from onceflow.clicks.archive import Archive, ArchiveUnreadable, archive_files, plan_of
+from onceflow.clicks.archive import Archive, archive_files, plan_of
+from onceflow.clicks.archive_errors import ArchiveUnreadable
 from onceflow.clicks.archive_job import ArchiveSink
 from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.queries import open_events

@@ -1,6 +1,7 @@
 """Events as columns."""
 
-from onceflow.clicks.event_table import EventFields, event_table
+from onceflow.clicks.event_table import event_table
+from onceflow.clicks.single_event import EventFields
 
 TIMESTAMP_MS = 1_430_204_612_405
 

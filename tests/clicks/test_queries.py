@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from onceflow.cli import onceflow
 from onceflow.clicks import queries
+from onceflow.clicks.archive_errors import QueryRefused
 from onceflow.clicks.events import os_of
-from onceflow.clicks.queries import WIDTHS_MS, QueryRefused, Selection, open_events
+from onceflow.clicks.queries import WIDTHS_MS, Selection, open_events
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.remedies import Remedy

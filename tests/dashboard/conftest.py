@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 import uvicorn
 
 from onceflow.clicks.results import Keys
+from onceflow.dashboard.api.service import Service
 from onceflow.dashboard.app import create_app
 from onceflow.dashboard.feed import Feed
 from onceflow.dashboard.server import PageServer
@@ -102,12 +105,19 @@ class RunningPage:
 
 @contextlib.contextmanager
 def running_page(
-    addresses: Addresses, *, port: int = 0, poll_s: float = 0.1, alive_s: float = ALIVE_S
+    addresses: Addresses,
+    *,
+    port: int = 0,
+    poll_s: float = 0.1,
+    alive_s: float = ALIVE_S,
+    archive: Path | None = None,
+    **service: Any,
 ) -> Iterator[RunningPage]:
     """Serve the page until the block ends, on a free port unless one is named."""
     with listen("127.0.0.1", port) as listening:
         feed = Feed(addresses, poll_s=poll_s, alive_s=alive_s)
-        server = PageServer(uvicorn.Config(create_app(feed), log_level="warning", access_log=False), feed)
+        app = create_app(feed, service=Service(feed, addresses, archive, **service))
+        server = PageServer(uvicorn.Config(app, log_level="warning", access_log=False), feed)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
         running = RunningPage(url(listening), feed)
         thread.start()

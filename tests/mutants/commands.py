@@ -9,15 +9,15 @@ _DISK = "log/test_faulty_disk.py::"
 
 MUTANTS = (
     Mutant(
-        "cli/times.py",
+        "clicks/moments.py",
         "        return int(text) * (1000 if len(text) in (9, 10) else 1)",
         "        return int(text) * (1000 if len(text) == 10 else 1)",
         _OFFSETS + "test_durations_and_moments",
     ),
     Mutant(
-        "cli/times.py",
-        "        moment = moment.replace(tzinfo=datetime.UTC)",
-        "        moment = moment.astimezone()",
+        "clicks/moments.py",
+        "            moment = moment.replace(tzinfo=zone)",
+        "            moment = moment.astimezone()",
         _OFFSETS + "test_times_without_zone_are_utc",
     ),
     Mutant(

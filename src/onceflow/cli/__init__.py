@@ -106,8 +106,12 @@ EXTRAS = {
 }
 """Command name → the smallest extras with its packages; any other command needs `demo`, which has everything."""
 
-PACKAGE_EXTRAS = {"scramp": ("client",), "prometheus_client": ("metrics", "dashboard")}
-"""Package that several commands may need, for SCRAM or metrics → the extras with it, the smallest first."""
+PACKAGE_EXTRAS = {
+    "scramp": ("client",),
+    "prometheus_client": ("metrics", "dashboard"),
+    "duckdb": ("archive",),
+}
+"""Package that an option of several commands may need → the extras with it, the smallest first."""
 
 SHOWN_CHARACTERS_MAX = 80
 

@@ -1,41 +1,16 @@
-"""Parser of times and durations of the command line."""
-
-import datetime
-import re
+"""Times and durations of the command line."""
 
 import click
 
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+)s)?(?:(\d+)ms)?")
-_UNIT_MS = (86_400_000, 3_600_000, 60_000, 1_000, 1)
+from onceflow.clicks import moments
+from onceflow.clicks.moments import WrongTime, duration_ms
 
-
-def duration_ms(text: str) -> int | None:
-    """Return a duration such as `3d4h5m2s1ms` or `2h` in ms; None if the text is something else."""
-    match = _DURATION.fullmatch(text)
-    if not text or match is None:
-        return None
-    return sum(int(count) * unit_ms for count, unit_ms in zip(match.groups(), _UNIT_MS, strict=True) if count)
+__all__ = ["duration_ms", "moment_ms"]
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Return a time in ms since 1970. Raises click.BadParameter.
-
-    A number is ms, one of 9 or 10 digits s; an ISO 8601 date or time without a zone is UTC; `-2h` and `2h` are relative
-    to now. The result is never negative: in Kafka's protocol negative timestamps have other meanings.
-    """
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        return int(text) * (1000 if len(text) in (9, 10) else 1)
-    sign = -1 if text.startswith("-") else 1
-    distance_ms = duration_ms(text.removeprefix("-"))
-    if distance_ms is not None:
-        return max(now_ms + sign * distance_ms, 0)
+    """Return a time in ms since 1970, as `onceflow.clicks.moments` parses it. Raises click.BadParameter."""
     try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"'{text}' is not a valid time; expected ms or s (10 digits) since 1970, 2026-02-14, 2026-02-14T10:00:00Z, "
-            "or a duration before now like -2h30m"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    return max(round(moment.timestamp() * 1000), 0)
+        return moments.moment_ms(text, now_ms)
+    except WrongTime as error:
+        raise click.BadParameter(str(error)) from None

@@ -4,46 +4,39 @@ Every result belongs to one complete micro-batch. Times are event times in ms si
 describes the read model; a job counts only the measures of its plan.
 """
 
-import uuid
+import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.clicks.measures import CLICKS, EVENTS, SESSIONS, UID, MeasureSettings
-from onceflow.clicks.plan import parse_plan
-from onceflow.clicks.results import MarkerView, Results
-from onceflow.clicks.windows import HOUR, MINUTE, Bucket, Width, Window, windows_between
-from onceflow.errors import OnceflowError
+from onceflow.clicks.counted import Counted, newest_ms
+from onceflow.clicks.distinct_users import UsersOfWindows
+from onceflow.clicks.measures import CLICKS, EVENTS, FUTURE, NO_TIME, SESSIONS, UID
+from onceflow.clicks.results import MarkerView, Results, refuse_other_job
+from onceflow.clicks.windows import (
+    DAY,
+    HOUR,
+    MINUTE,
+    Bucket,
+    TooMuch,
+    Width,
+    Window,
+    WindowCounts,
+    refuse_more_buckets,
+    windows_between,
+)
 from onceflow.remedies import Remedy
 
 KEYS_AT_ONCE = 1_000
 """Keys read by one pipeline, so that Redis can serve others in between."""
 DEFAULT_RANGE_MS = 24 * HOUR.ms
 """Time before the newest event that is shown if none is given."""
-
-
-class NotCounted(OnceflowError):
-    """A number that the job does not count, or not yet."""
-
-
-class Removed(OnceflowError):
-    """A number that needs buckets which retention has deleted."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowCounts:
-    """Counts of one window, in total or of one value of a dimension."""
-
-    start_ms: int
-    end_ms: int
-    value: str | None
-    events: int
-    clicks: int
-    users: int | None
-    """None if retention has removed users of the window."""
-    users_exact: bool
-    """Whether `users` is exact; otherwise it is a HyperLogLog's estimate, with a standard error of 0.81 %."""
+FIELDS_MAX = 1_000_000
+"""Maximum of the values and ranked users that one query reads."""
+SESSION_USERS_MAX = 100_000
+"""Maximum of the users whose sessions one query reads."""
+JOB = f"numbers over time are only those of 'onceflow run'; {Remedy.NAME_HASH_KEY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +45,15 @@ class TopValue:
 
     start_ms: int
     end_ms: int
+    value: str
+    events: int | None
+    clicks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCounts:
+    """Sums of one value of a dimension; `events` is None where only clicks are counted."""
+
     value: str
     events: int | None
     clicks: int
@@ -81,6 +83,28 @@ class SessionsSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """Sessions that started in one bucket."""
+
+    start_ms: int
+    end_ms: int
+    sessions: int
+    mean_events: float
+    mean_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Numbers of all events, and of those with a defect; None for what the job does not count."""
+
+    events: int
+    bad: int
+    late: int | None
+    no_time: int | None
+    future: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class UserSummary:
     """One user: the sum of clicks, and the newest sessions, newest first."""
 
@@ -92,7 +116,8 @@ class UserSummary:
 class Analytics(Results):
     """Reader of the numbers over time; use it as a context manager or call `close`.
 
-    Methods raise RedisUnreachable, NothingCounted, NoConsistentSnapshot and NotCounted.
+    Methods raise RedisUnreachable, NothingCounted, NoConsistentSnapshot, OtherJob, NotCounted, and TooMuch before they
+    read more than one query may.
     """
 
     def windows(
@@ -111,33 +136,57 @@ class Analytics(Results):
         """
 
         def read(marker: MarkerView) -> list[WindowCounts]:
-            counted = Counted(marker)
+            counted = self._counted(marker)
             counted.require("over_time", by)
             times = self._range(marker, begin_ms, end_ms)
-            chosen = list(windows_between(times.start_ms, times.end_ms, length_ms, slide_ms or length_ms))
+            chosen = windows_between(times.start_ms, times.end_ms, length_ms, slide_ms or length_ms)
             return list(self._windows(counted, chosen, by))
 
         return self.at_one_batch(read)
 
-    def _windows(self, counted: "Counted", chosen: Sequence[Window], by: str | None) -> Iterator[WindowCounts]:
+    def count_windows(
+        self, chosen: Sequence[Window], *, by: str | None = None, values: int | None = None, users: bool = False
+    ) -> list[WindowCounts]:
+        """Return the counts of these windows of whole minutes, without those that have no events.
+
+        With a dimension `by` a window has an entry for each value, or for the `values` with most clicks of all windows.
+        Raises Removed.
+        """
+
+        def read(marker: MarkerView) -> list[WindowCounts]:
+            counted = self._counted(marker)
+            counted.require("over_time", by)
+            refuse_more_buckets(chosen)
+            return list(self._windows(counted, chosen, by, values=values, users=users))
+
+        return self.at_one_batch(read)
+
+    def _windows(
+        self,
+        counted: Counted,
+        chosen: Sequence[Window],
+        by: str | None,
+        *,
+        values: int | None = None,
+        users: bool = True,
+    ) -> Iterator[WindowCounts]:
         buckets = list(dict.fromkeys(bucket for window in chosen for bucket in window.buckets()))
-        removed = [bucket for bucket in buckets if bucket.start_ms < counted.floor_ms(bucket.width.name)]
-        if removed:
-            raise Removed(
-                f"these windows need the {removed[0].width.name} from {removed[0].start_ms} ms on, and retention keeps "
-                f"those from {counted.floor_ms(removed[0].width.name)} ms on: {Remedy.WHOLE_HOURS}"
-            )
+        counted.refuse_removed(buckets, "{}")
         sums = dict(zip(buckets, self._sums(buckets, by), strict=True))
-        users = UsersOfWindows(self._redis, self.keys.beside, by)
+        shown_values = None if values is None else _most_clicks(sums.values(), values)
+        distinct = UsersOfWindows(self._redis, self.keys.beside, by)
         for window in chosen:
             totals: Counter[tuple[str, str]] = Counter()
             for bucket in window.buckets():
                 totals.update(sums[bucket])
-            values = sorted({value for _, value in totals}, key=lambda value: (-totals[EVENTS, value], value))
-            for value in values:
+            for value in sorted({value for _, value in totals}, key=lambda value: (-totals[EVENTS, value], value)):
+                if shown_values is not None and value not in shown_values:
+                    continue
                 kept = [bucket for bucket in window.buckets() if (EVENTS, value) in sums[bucket]]
-                has_users = all(bucket.start_ms >= counted.floor_ms(f"{bucket.width.name}-users") for bucket in kept)
-                count, is_exact = self._ask(users.count, kept, value) if has_users else (None, False)
+                has_users = users and all(
+                    bucket.start_ms >= counted.floor_ms(f"{bucket.width.name}-users") for bucket in kept
+                )
+                count, is_exact = self._ask(distinct.count, kept, value) if has_users else (None, False)
                 shown = None if by is None else value
                 events, clicks = totals[EVENTS, value], totals[CLICKS, value]
                 yield WindowCounts(window.start_ms, window.end_ms, shown, events, clicks, count, is_exact)
@@ -149,7 +198,7 @@ class Analytics(Results):
         """
 
         def read(marker: MarkerView) -> list[TopValue]:
-            Counted(marker).require("over_time", None if dimension == UID else dimension)
+            self._counted(marker).require("over_time", None if dimension == UID else dimension)
             start_ms = width.start_of(newest_ms(marker) if at_ms is None else at_ms)
             bucket = Bucket(start_ms, width)
             if dimension == UID:
@@ -165,15 +214,122 @@ class Analytics(Results):
 
         return self.at_one_batch(read)
 
+    def top_between(self, dimension: str, window: Window, count: int) -> list[ValueCounts]:
+        """Return the values of a dimension, or for `uid` the users, with most clicks in a window of whole minutes.
+
+        For users the window is rounded out to whole hours. Raises Removed.
+        """
+
+        def read(marker: MarkerView) -> list[ValueCounts]:
+            counted = self._counted(marker)
+            counted.require("over_time", None if dimension == UID else dimension)
+            if dimension == UID:
+                sums = self._ranked(counted, window)
+                return [ValueCounts(uid, None, sums[uid]) for uid in heapq.nsmallest(count, sums, _by_clicks(sums))]
+            refuse_more_buckets([window])
+            counts = list(self._windows(counted, [window], dimension, users=False))
+            most = heapq.nsmallest(count, counts, lambda one: (-one.clicks, -one.events, one.value))
+            return [ValueCounts(one.value or "", one.events, one.clicks) for one in most]
+
+        return self.at_one_batch(read)
+
+    def _ranked(self, counted: Counted, window: Window) -> Counter[str]:
+        """Return the clicks of each user in the hours of a window."""
+        start_ms, end_ms = HOUR.start_of(window.start_ms), -(-window.end_ms // HOUR.ms) * HOUR.ms
+        buckets = Window(start_ms, end_ms).buckets()
+        refuse_more_buckets([Window(start_ms, end_ms)])
+        counted.refuse_removed(buckets, "{}-top")
+        keys = [f"{self.keys.beside(f'{bucket.width.name}-top')}:{bucket.start_ms}" for bucket in buckets]
+        self._refuse_more(sum(self._each(keys, lambda pipe, key: pipe.zcard(key))), "ranked users")
+        sums: Counter[str] = Counter()
+        for key in keys:
+            first = 0
+            while ranking := self._ask(self._redis.zrange, key, first, first + KEYS_AT_ONCE - 1, False, True):
+                sums.update({uid.decode(): int(clicks) for uid, clicks in ranking})
+                first += KEYS_AT_ONCE
+        return sums
+
+    def top_of_all(self, dimension: str, count: int) -> list[ValueCounts]:
+        """Return the values of a dimension, or for `uid` the users, with most clicks of all time."""
+
+        def read(marker: MarkerView) -> list[ValueCounts]:
+            counted = self._counted(marker)
+            if dimension == UID:
+                ranking = self._ask(lambda: self._redis.zrevrange(self.keys.top, 0, count - 1, withscores=True))
+                return [ValueCounts(uid.decode(), None, int(clicks)) for uid, clicks in ranking]
+            counted.require_dimension(dimension)
+            key = self.keys.beside(dimension)
+            self._refuse_more(self._ask(self._redis.hlen, key), f"values of {dimension}")
+            fields = self._ask(self._redis.hgetall, key)
+            sums = Counter({value.decode("utf-8", "replace"): int(clicks) for value, clicks in fields.items()})
+            return [ValueCounts(value, None, sums[value]) for value in heapq.nsmallest(count, sums, _by_clicks(sums))]
+
+        return self.at_one_batch(read)
+
     def sessions(
         self, uid: str | None = None, *, begin_ms: int | None = None, end_ms: int | None = None
     ) -> list[Session]:
         """Return the sessions that started in [begin_ms, end_ms), in the order of their start and user."""
 
         def read(marker: MarkerView) -> list[Session]:
-            Counted(marker).require("sessions")
+            counted = self._counted(marker)
+            counted.require("sessions")
             times = self._range(marker, begin_ms, end_ms)
-            return sorted(self._sessions(times, uid), key=lambda session: (session.started_ms, session.uid))
+            return sorted(self._sessions(counted, times, uid), key=lambda session: (session.started_ms, session.uid))
+
+        return self.at_one_batch(read)
+
+    def newest_sessions(
+        self,
+        uid: str | None = None,
+        *,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        count: int,
+        before: tuple[int, str] | None = None,
+    ) -> list[Session]:
+        """Return the newest sessions that started in [begin_ms, end_ms), newest first.
+
+        `before` is the start and the user of the last session of the page before. Of one user the default range is
+        everything that is kept.
+        """
+
+        def read(marker: MarkerView) -> list[Session]:
+            counted = self._counted(marker)
+            counted.require("sessions")
+            times = self._range(marker, begin_ms, end_ms)
+            if uid is not None and begin_ms is None:
+                times = Window(0, times.end_ms)
+            if before is not None:
+                times = Window(times.start_ms, min(times.end_ms, before[0] + 1))
+            # Of one user these may include the session before.
+            every = self._sessions(counted, times, uid, newest=count + 1)
+            later = (one for one in every if before is None or (-one.started_ms, one.uid) > (-before[0], before[1]))
+            return heapq.nsmallest(count, later, lambda session: (-session.started_ms, session.uid))
+
+        return self.at_one_batch(read)
+
+    def sessions_per(
+        self, width: Width, *, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> list[SessionCounts]:
+        """Return the sessions of each hour or day in which any started; the first and the last one are whole."""
+
+        def read(marker: MarkerView) -> list[SessionCounts]:
+            counted = self._counted(marker)
+            counted.require("sessions")
+            times = self._range(marker, begin_ms, end_ms)
+            starts = range(width.start_of(times.start_ms), times.end_ms, width.ms)
+            refuse_more_buckets([Window(width.start_of(times.start_ms), times.end_ms)])
+            counted.refuse_removed([Bucket(start_ms, width) for start_ms in starts[:1]], "{}")
+            keys = [f"{self.keys.beside(f'{SESSIONS}-{width.name}')}:{start_ms}" for start_ms in starts]
+            sums = self._each(keys, lambda pipe, key: pipe.hmget(key, "intervals", "events", "length_ms"))
+            return [
+                SessionCounts(
+                    start_ms, start_ms + width.ms, int(count), int(events) / int(count), int(length) / int(count) / 1000
+                )
+                for start_ms, (count, events, length) in zip(starts, sums, strict=True)
+                if count
+            ]
 
         return self.at_one_batch(read)
 
@@ -181,15 +337,18 @@ class Analytics(Results):
         """Return number and means of the sessions that started in [begin_ms, end_ms)."""
 
         def read(marker: MarkerView) -> SessionsSummary:
-            counted = Counted(marker)
+            counted = self._counted(marker)
             counted.require("sessions")
-            sessions = list(self._sessions(self._range(marker, begin_ms, end_ms), None))
-            count = len(sessions)
-            events = sum(session.events for session in sessions)
-            length_ms = sum(session.ended_ms - session.started_ms for session in sessions)
+            count = events = length_ms = 0
+            uids = set()
+            for session in self._sessions(counted, self._range(marker, begin_ms, end_ms), None):
+                count += 1
+                events += session.events
+                length_ms += session.ended_ms - session.started_ms
+                uids.add(session.uid)
             return SessionsSummary(
                 count,
-                len({session.uid for session in sessions}),
+                len(uids),
                 events / count if count else None,
                 length_ms / count / 1000 if count else None,
                 self._active(counted.session_gap_ms),
@@ -200,15 +359,77 @@ class Analytics(Results):
     def user(self, uid: str, *, sessions: int = 20) -> UserSummary | None:
         """Return a user's clicks and newest sessions; None for a user without events."""
 
-        def read(_: MarkerView) -> UserSummary | None:
+        def read(marker: MarkerView) -> UserSummary | None:
+            floor_ms = self._counted(marker).floor_ms(SESSIONS)
             clicks = self.clicks_of(uid)
             if clicks is None:
                 return None
             key = f"{self.keys.beside(SESSIONS)}:{uid}"
             newest = self._ask(self._redis.zrevrange, key, 0, max(sessions, 1) - 1)
-            return UserSummary(uid, clicks, tuple(_session(uid, member) for member in newest[:sessions]))
+            kept = (_session(uid, member) for member in newest[:sessions])
+            return UserSummary(uid, clicks, tuple(one for one in kept if one.ended_ms >= floor_ms))
 
         return self.at_one_batch(read)
+
+    def active(self) -> int | None:
+        """Return the number of users whose last event is at most a gap before the newest one; None without sessions."""
+        marker = self.marker()
+        if marker is None:
+            return None
+        counted = self._counted(marker)
+        return self._active(counted.session_gap_ms) if counted.has_sessions else None
+
+    def session_count(self, uid: str) -> tuple[int, int | None]:
+        """Return the number of a user's kept sessions, and the time of the last event in them."""
+        ended_ms = self._ask(self._redis.zscore, self.keys.beside(SESSIONS), uid)
+        count = self._ask(self._redis.zcard, f"{self.keys.beside(SESSIONS)}:{uid}")
+        return int(count), None if ended_ms is None else int(ended_ms)
+
+    def quality(self) -> Quality:
+        """Return the numbers of all events, and of those that are bad, late, or without a time of their own."""
+
+        def read(marker: MarkerView) -> Quality:
+            is_timed = self._counted(marker).is_timed
+            names = ("events", "bad", "late", NO_TIME.replace("_", "-"), FUTURE)
+            events, bad, *timed = [int(one or 0) for one in self._ask(self._redis.hmget, self.keys.totals, names)]
+            late, no_time, future = timed if is_timed else (None, None, None)
+            return Quality(events, bad, late, no_time, future)
+
+        return self.at_one_batch(read)
+
+    def settings(self) -> Counted | None:
+        """Return what the job counts; None before its first micro-batch."""
+        marker = self.marker()
+        return None if marker is None else self._counted(marker)
+
+    def newest_ms(self) -> int:
+        """Return the newest time of an event, at least to the minute."""
+        counted = self._counted(self.require_marker())
+        counted.require_time()
+        return counted.newest_ms or 0
+
+    def oldest_ms(self) -> int:
+        """Return the start of the oldest day that is kept, or the newest time if there is none."""
+        newest_ms = self.newest_ms()
+        oldest = self._ask(lambda: self._redis.zrange(self.keys.beside(DAY.name), 0, 0, withscores=True))
+        return int(oldest[0][1]) if oldest else newest_ms
+
+    def rounded(self, begin_ms: int, end_ms: int) -> Window:
+        """Return a time rounded out to whole minutes; to whole hours or days before retention keeps smaller buckets."""
+        counted = self._counted(self.require_marker())
+        start_ms, last_ms = counted.rounded_down(begin_ms), counted.rounded_down(end_ms - 1)
+        width = counted.smallest_kept(end_ms - 1)
+        return Window(start_ms, max(last_ms + width.ms, start_ms))
+
+    def _counted(self, marker: MarkerView) -> Counted:
+        refuse_other_job(self.hash_key, marker, JOB)
+        return Counted(marker)
+
+    def _refuse_more(self, count: int, what: str) -> None:
+        if count > FIELDS_MAX:
+            raise TooMuch(
+                f"this time has {count:,} {what}, and one query reads at most {FIELDS_MAX:,}: {Remedy.ASK_LESS}"
+            )
 
     def _range(self, marker: MarkerView, begin_ms: int | None, end_ms: int | None) -> Window:
         end = newest_ms(marker) + MINUTE.ms if end_ms is None else end_ms
@@ -217,18 +438,37 @@ class Analytics(Results):
     def _sums(self, buckets: Sequence[Bucket], by: str | None) -> list[dict[tuple[str, str], int]]:
         """Return the sums of each bucket by (events or clicks, value); the value is "" in total."""
         keys = [f"{self.keys.beside(_key(bucket, by))}:{bucket.start_ms}" for bucket in buckets]
+        if by is not None:
+            self._refuse_more(sum(self._each(keys, lambda pipe, key: pipe.hlen(key))), f"values of {by} in its buckets")
         return [_named(fields) for fields in self._each(keys, lambda pipe, key: pipe.hgetall(key))]
 
-    def _sessions(self, times: Window, uid: str | None) -> Iterator[Session]:
-        index = self.keys.beside(SESSIONS)
-        uids = (
-            [uid.encode()] if uid is not None else self._ask(self._redis.zrangebyscore, index, times.start_ms, "+inf")
-        )
-        keys = [index.encode() + b":" + one for one in uids]
+    def _sessions(
+        self, counted: Counted, times: Window, uid: str | None, *, newest: int | None = None
+    ) -> Iterator[Session]:
+        """Yield the kept sessions that started in a time, of each user at most the `newest`."""
+        index, floor_ms = self.keys.beside(SESSIONS), counted.floor_ms(SESSIONS)
         first, last = times.start_ms, f"({times.end_ms}"
-        replies = self._each(keys, lambda pipe, key: pipe.zrangebyscore(key, first, last))
-        for one, members in zip(uids, replies, strict=True):
-            yield from (_session(one.decode(), member) for member in members)
+        if uid is not None:
+            uids = [uid.encode()]
+        else:
+            count = self._ask(self._redis.zcount, index, first, "+inf")
+            if count > SESSION_USERS_MAX:
+                raise TooMuch(
+                    f"{count:,} users have sessions since then, and one query reads those of at most "
+                    f"{SESSION_USERS_MAX:,}: {Remedy.ASK_LESS}"
+                )
+            uids = self._ask(self._redis.zrangebyscore, index, first, "+inf")
+        keys = [index.encode() + b":" + one for one in uids]
+
+        def command(pipe: Any, key: bytes) -> None:
+            if newest is None:
+                pipe.zrangebyscore(key, first, last)
+            else:
+                pipe.zrevrangebyscore(key, last, first, 0, newest)
+
+        for one, members in zip(uids, self._each(keys, command), strict=True):
+            sessions = (_session(one.decode(), member) for member in members)
+            yield from (session for session in sessions if session.ended_ms >= floor_ms)
 
     def _active(self, gap_ms: int) -> int:
         index = self.keys.beside(SESSIONS)
@@ -244,91 +484,17 @@ class Analytics(Results):
             yield from self._ask(pipe.execute)
 
 
-class Counted:
-    """Counted parts of a marker's job, and the buckets that retention keeps."""
-
-    def __init__(self, marker: MarkerView) -> None:
-        plan = parse_plan(marker.plan)
-        self._measures = MeasureSettings() if plan is None else plan.measures
-        self._marker = marker
-
-    def require(self, part: str, dimension: str | None = None) -> None:
-        """Raise NotCounted if the job does not count `over_time`, `sessions` or a dimension."""
-        if not getattr(self._measures, part) or not self._marker.fields.get("newest_ms"):
-            raise NotCounted(f"the job counts no {part.replace('over_time', 'time')} yet: {Remedy.COUNT_OVER_TIME}")
-        if dimension is not None and dimension not in self._measures.dimensions:
-            known = ", ".join(self._measures.dimensions)
-            raise NotCounted(f"the job does not count by {dimension!r}, only by {known}: {Remedy.COUNT_OVER_TIME}")
-
-    @property
-    def session_gap_ms(self) -> int:
-        return self._measures.session_gap_ms
-
-    def floor_ms(self, target: str) -> int:
-        """Return the start of the oldest bucket that retention keeps."""
-        retention_ms = self._measures.retention_of(target)
-        return 0 if retention_ms is None else newest_ms(self._marker) - retention_ms
+def _most_clicks(parts: Collection[Mapping[tuple[str, str], int]], count: int) -> set[str]:
+    """Return the values with most clicks in the sums of buckets."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for part in parts:
+        sums.update(part)
+    values = {value for _, value in sums}
+    return set(heapq.nsmallest(count, values, lambda value: (-sums[CLICKS, value], -sums[EVENTS, value], value)))
 
 
-class UsersOfWindows:
-    """Numbers of distinct users in windows; the members of a window's buckets are kept for the next window."""
-
-    def __init__(self, client: Any, key_of: Callable[[str], str], by: str | None) -> None:
-        self._redis = client
-        self._key_of = key_of
-        self._by = by
-        self._buckets: dict[str, set[Bucket]] = {}
-        self._members: dict[str, Counter[bytes]] = {}
-
-    def count(self, buckets: Collection[Bucket], value: str) -> tuple[int, bool]:
-        """Return the number of users in the buckets, and whether it is exact. Raises redis-py's errors."""
-        keys = [self._key(bucket, value) for bucket in buckets]
-        pipe = self._redis.pipeline(transaction=False)
-        for key in keys:
-            pipe.type(key)
-        kinds = pipe.execute()
-        if b"string" in kinds:
-            return self._estimate(keys, kinds), False
-        if len(keys) == 1:
-            return self._redis.scard(keys[0]), True
-        return self._union(set(buckets), value), True
-
-    def _union(self, buckets: set[Bucket], value: str) -> int:
-        """Return the size of the union: only buckets that entered or left since the last window are read."""
-        members, before = self._members.setdefault(value, Counter()), self._buckets.get(value, set())
-        for bucket in before - buckets:
-            members.subtract(self._redis.smembers(self._key(bucket, value)))
-        for bucket in buckets - before:
-            members.update(self._redis.smembers(self._key(bucket, value)))
-        self._buckets[value] = buckets
-        self._members[value] = members = +members
-        return len(members)
-
-    def _estimate(self, keys: Sequence[str], kinds: Sequence[bytes]) -> int:
-        """Merge the HyperLogLogs, and one of the sets' members, in a key that no other client sees."""
-        if len(keys) == 1:
-            return int(self._redis.pfcount(keys[0]))
-        sets = [key for key, kind in zip(keys, kinds, strict=True) if kind == b"set"]
-        estimates = [key for key, kind in zip(keys, kinds, strict=True) if kind == b"string"]
-        merged = self._key_of(f"merged-{uuid.uuid4().hex}")
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.pfmerge(merged, *estimates)
-        for key in sets:
-            members = list(self._redis.smembers(key))
-            for first in range(0, len(members), KEYS_AT_ONCE):
-                pipe.pfadd(merged, *members[first : first + KEYS_AT_ONCE])
-        pipe.pfcount(merged)
-        pipe.unlink(merged)
-        return int(pipe.execute()[-2])
-
-    def _key(self, bucket: Bucket, value: str) -> str:
-        group = "" if self._by is None else f"{self._by}={value}"
-        return f"{self._key_of(f'{bucket.width.name}-users')}:{bucket.start_ms}:{group}"
-
-
-def newest_ms(marker: MarkerView) -> int:
-    """Return the newest time of an event, at least to the minute, of a job that counts time."""
-    return int(marker.fields["newest_ms"])
+def _by_clicks(sums: Mapping[str, int]) -> Callable[[str], tuple[int, str]]:
+    return lambda value: (-sums[value], value)
 
 
 def _key(bucket: Bucket, by: str | None) -> str:

@@ -29,7 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from onceflow.clicks.event_table import EventFields
+from onceflow.clicks.archive_errors import ArchiveUnreadable
+from onceflow.clicks.single_event import EventFields
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.checkpoint import sync_path
@@ -53,10 +54,6 @@ DAY_HOURS = 24
 def clock_ms() -> int:
     """Return the wall clock in ms since 1970."""
     return time.time_ns() // 1_000_000
-
-
-class ArchiveUnreadable(OnceflowError):
-    """Directory that has no archive, or one that this version of onceflow cannot read."""
 
 
 class VersionTaken(OnceflowError):

@@ -16,8 +16,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from onceflow.clicks.archive import Archive, File, Version, VersionTaken, plan_of, write_hours
-from onceflow.clicks.event_table import EventFields, event_table
+from onceflow.clicks.event_table import event_table
 from onceflow.clicks.job import StreamingJob
+from onceflow.clicks.single_event import EventFields
 from onceflow.spark.exactly_once.batch import NO_BATCH
 from onceflow.spark.sink import Batch, CommitUnknown, ExactlyOnce, Proof, Sink
 

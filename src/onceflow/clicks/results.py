@@ -17,6 +17,7 @@ quickly. Only functions that take a `Cluster` read the log.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ HISTORY_LENGTH = 600
 DEAD_LENGTH = 10_000
 SOCKET_TIMEOUT_S = 5.0
 SCAN_FIELDS = 5_000
+SEARCH_FIELDS = 500
+_GLOB = re.compile(r"[*?\[\]^\\-]")
+"""Characters with a meaning in Redis's patterns."""
 _Read = TypeVar("_Read")
 SNAPSHOT_ATTEMPTS = 100
 SNAPSHOT_PAUSE_S = 0.1
@@ -216,7 +220,11 @@ class Results:
     not have the type that the pipeline gives it.
     """
 
-    def __init__(self, redis_url: str = REDIS_URL, hash_key: str = HASH_KEY) -> None:
+    def __init__(
+        self, redis_url: str = REDIS_URL, hash_key: str = HASH_KEY, *, attempts: int = SNAPSHOT_ATTEMPTS
+    ) -> None:
+        """`attempts` to read what belongs to one micro-batch, 0.1 s apart."""
+        self._attempts = attempts
         self.redis_url = redis_url
         self.hash_key = hash_key
         self.keys = Keys(hash_key)
@@ -288,6 +296,25 @@ class Results:
         values = [None if value is None else int(value) for value in (sums[0] if sums else ())]
         return parse_marker(_texts(marker)), dict(zip(uids, values, strict=True))
 
+    def ranking(self, first: int, count: int) -> list[tuple[str, int]]:
+        """Return the users with most clicks, from a rank on."""
+        return _ranking(self._ask(self._redis.zrevrange, self.keys.top, first, first + count - 1, True))
+
+    def search_users(self, text: str, cursor: int, count: int, scanned_max: int) -> tuple[dict[str, int], int]:
+        """Return users whose uid contains a text, and the cursor of the next search, 0 at the end.
+
+        It ends with `count` users, or a few hundred more, or when about `scanned_max` users were compared. A user may
+        be returned twice, and one that is counted first meanwhile may be missing.
+        """
+        pattern = f"*{_GLOB.sub(lambda match: chr(92) + match[0], text)}*"
+        users: dict[str, int] = {}
+        for _ in range(max(1, scanned_max // SEARCH_FIELDS)):
+            cursor, fields = self._ask(self._redis.hscan, self.hash_key, cursor, pattern, SEARCH_FIELDS)
+            users |= {_text(uid): int(clicks) for uid, clicks in fields.items()}
+            if cursor == 0 or len(users) >= count:
+                break
+        return users, int(cursor)
+
     def users(self) -> tuple[MarkerView, dict[str, int]]:
         """Return every user's sum as of one complete micro-batch, and that batch's marker; all of it is in memory.
 
@@ -305,7 +332,7 @@ class Results:
 
         Raises NothingCounted, NoConsistentSnapshot.
         """
-        for _ in range(SNAPSHOT_ATTEMPTS):
+        for _ in range(self._attempts):
             before = self.require_marker()
             if before.complete:
                 result = read(before)
@@ -314,7 +341,7 @@ class Results:
                     return result
             time.sleep(SNAPSHOT_PAUSE_S)
         raise NoConsistentSnapshot(
-            f"no micro-batch was complete while '{self.hash_key}' was read, in {SNAPSHOT_ATTEMPTS} attempts: "
+            f"no micro-batch was complete while '{self.hash_key}' was read, in {self._attempts} attempts: "
             f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
         )
 

@@ -5,14 +5,23 @@ consists of whole buckets: days where possible, then hours, then minutes at its 
 its users are the union of theirs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+
+WINDOWS_MAX = 10_000
+BUCKETS_MAX = 200_000
+"""Maximum of the windows of one query, and of their buckets together."""
 
 
 class WrongWindow(OnceflowError):
     """A length or a slide that is not a number of whole minutes, or a slide above the length."""
+
+
+class TooMuch(OnceflowError):
+    """A query whose result, or the reading for it, would exceed a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +62,74 @@ class Window:
     start_ms: int
     end_ms: int
 
+    @property
+    def size(self) -> int:
+        """Number of its buckets."""
+        return _cover_size(self.start_ms, self.end_ms, WIDTHS)
+
     def buckets(self) -> tuple[Bucket, ...]:
         """Return the fewest buckets that are exactly this window, in the order of time."""
         return tuple(_cover(self.start_ms, self.end_ms, WIDTHS))
 
 
-def windows_between(begin_ms: int, end_ms: int, length_ms: int, slide_ms: int) -> Iterator[Window]:
-    """Yield the windows that overlap [begin_ms, end_ms), in the order of time. Raises WrongWindow."""
+@dataclass(frozen=True, slots=True)
+class WindowCounts:
+    """Counts of one window, in total or of one value of a dimension."""
+
+    start_ms: int
+    end_ms: int
+    value: str | None
+    events: int
+    clicks: int
+    users: int | None
+    """None if retention has removed users of the window, or if they were not asked for."""
+    users_exact: bool
+    """Whether `users` is exact; otherwise it is a HyperLogLog's estimate, with a standard error of 0.81 %."""
+
+
+def windows_between(begin_ms: int, end_ms: int, length_ms: int, slide_ms: int) -> list[Window]:
+    """Return the windows that overlap [begin_ms, end_ms), in the order of time. Raises WrongWindow and TooMuch."""
     for name, value in (("length", length_ms), ("slide", slide_ms)):
         if value < MINUTE.ms or value % MINUTE.ms:
             raise WrongWindow(f"{name} of windows: {value} ms, expected one or more whole minutes")
     if slide_ms > length_ms:
         raise WrongWindow(f"slide of windows: {slide_ms} ms, expected at most their length of {length_ms} ms")
     start_ms = (begin_ms - length_ms) // slide_ms * slide_ms + slide_ms
-    while start_ms < end_ms:
-        yield Window(start_ms, start_ms + length_ms)
-        start_ms += slide_ms
+    starts = range(start_ms, end_ms, slide_ms)
+    # Not len(): a range of billions has more than len() returns.
+    refuse_more_windows(max(0, -(-(end_ms - start_ms) // slide_ms)))
+    chosen = [Window(start_ms, start_ms + length_ms) for start_ms in starts]
+    refuse_more_buckets(chosen)
+    return chosen
+
+
+def refuse_more_windows(count: int, count_max: int = WINDOWS_MAX) -> None:
+    """Raise TooMuch for more windows than one query may have."""
+    if count > count_max:
+        raise TooMuch(f"these are {count:,} windows, and one query has at most {count_max:,}: {Remedy.ASK_LESS}")
+
+
+def refuse_more_buckets(windows: Iterable[Window]) -> None:
+    """Raise TooMuch for windows of more buckets than one query may read."""
+    count = sum(window.size for window in windows)
+    if count > BUCKETS_MAX:
+        raise TooMuch(
+            f"these windows have {count:,} buckets, and one query reads at most {BUCKETS_MAX:,}: {Remedy.ASK_LESS}"
+        )
+
+
+def _cover_size(begin_ms: int, end_ms: int, widths: Sequence[Width]) -> int:
+    """Return the number of buckets that `_cover` yields."""
+    if begin_ms >= end_ms:
+        return 0
+    *smaller, largest = widths
+    first_ms, last_ms = -(-begin_ms // largest.ms) * largest.ms, end_ms // largest.ms * largest.ms
+    if not smaller:
+        return (last_ms - first_ms) // largest.ms
+    if first_ms >= last_ms:
+        return _cover_size(begin_ms, end_ms, smaller)
+    middle = (last_ms - first_ms) // largest.ms
+    return _cover_size(begin_ms, first_ms, smaller) + middle + _cover_size(last_ms, end_ms, smaller)
 
 
 def _cover(begin_ms: int, end_ms: int, widths: Sequence[Width]) -> Iterator[Bucket]:

@@ -1,4 +1,4 @@
-"""The ASGI app: the page, its files, the live feed, the same numbers as JSON, and a health check.
+"""The ASGI app: the page, its files, the live feed, the same numbers as JSON, the API, and a health check.
 
 The content security policy allows only files and scripts of this server, so that markup in a uid remains text. There is
 no authentication. If the server listens only on this machine, a request's Host header must name this machine.
@@ -11,15 +11,26 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from onceflow.dashboard.api import openapi
+from onceflow.dashboard.api.endpoint import Endpoint, refused
+from onceflow.dashboard.api.routes import PREFIX, ROUTES
+from onceflow.dashboard.api.service import Service
 from onceflow.dashboard.board import Document, exact
 from onceflow.dashboard.feed import Feed
 from onceflow.errors import OnceflowError
@@ -50,7 +61,9 @@ class SafeHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -81,8 +94,30 @@ def as_event(document: Document | None) -> bytes:
     return b"retry: 1000\nevent: snapshot\ndata: " + json.dumps(document).encode() + b"\n\n"
 
 
-def create_app(feed: Feed, host: str = "127.0.0.1") -> Starlette:
-    """Return the app. `host` is the address that the server listens on; it decides which Host headers are accepted."""
+class OwnPages:
+    """Middleware that refuses numbers to pages of other sites, which browsers name in each request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(("/api/", "/events")):
+            headers = Headers(scope=scope)
+            site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+            is_own = origin is None or origin.partition("://")[2] == headers.get("host")
+            if site not in ("none", "same-origin") or not is_own:
+                refusal = refused(403, "forbidden", "pages of other sites may not read this; open the dashboard itself")
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def create_app(feed: Feed, host: str = "127.0.0.1", service: Service | None = None) -> Starlette:
+    """Return the app. `host` is the address that the server listens on; it decides which Host headers are accepted.
+
+    `service` has the sources of the API, by default without an archive.
+    """
+    service = service or Service(feed, feed.addresses)
 
     async def page(_: Request) -> Response:
         return FileResponse(STATIC / "index.html")
@@ -98,12 +133,22 @@ def create_app(feed: Feed, host: str = "127.0.0.1") -> Starlette:
         well = all(service["state"] == "up" for service in services.values())
         return JSONResponse({"ok": well, **services}, 200 if well else 503)
 
+    async def api_page(_: Request) -> Response:
+        return HTMLResponse(openapi.page())
+
+    async def api_document(_: Request) -> Response:
+        return JSONResponse(openapi.document())
+
+    async def no_such_path(request: Request) -> Response:
+        return refused(404, "not-found", f"no such path: {request.url.path}; /api lists all")
+
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
             await feed.close()
+            await service.close()
 
     routes = [
         Route("/", page),
@@ -111,9 +156,13 @@ def create_app(feed: Feed, host: str = "127.0.0.1") -> Starlette:
         Route("/api/snapshot", snapshot),
         Route("/api/user", user),
         Route("/health", health),
+        Route("/api", api_page),
+        Route("/api/openapi.json", api_document),
+        *(Route(PREFIX + route.path, Endpoint(route, service)) for route in ROUTES),
+        Route("/api/{path:path}", no_such_path),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    middleware = [Middleware(SafeHeaders)]
+    middleware = [Middleware(SafeHeaders), Middleware(OwnPages)]
     if is_loopback(host):
         middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=local_names(host), www_redirect=False))
     return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)

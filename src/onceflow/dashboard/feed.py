@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from onceflow.clicks.live import NOT_LIVE, Live, UserView
+from onceflow.clicks.results import Snapshot
 from onceflow.dashboard.board import Board, Document
 from onceflow.dashboard.sources import Addresses, CountsSource, LogSource
 from onceflow.errors import OnceflowError
@@ -49,6 +50,8 @@ class Feed:
         self._version = 0
         self._shown: Document = {}
         self._closed = False
+        self._when_ended: list[Callable[[], None]] = []
+        self.addresses = addresses
         self.listeners = 0
 
     @property
@@ -60,6 +63,17 @@ class Feed:
     def full(self) -> bool:
         """Whether the maximum number of pages is open."""
         return self.listeners >= PAGES_MAX
+
+    @property
+    def counts(self) -> Snapshot | None:
+        """The last counts that Redis returned."""
+        return self._board.counts
+
+    @property
+    def shown(self) -> Snapshot | None:
+        """The live numbers, or else the last counts."""
+        live = None if self._live is None else self._live.view().snapshot
+        return live or self._board.counts
 
     # For the pages
 
@@ -95,9 +109,15 @@ class Feed:
         live = await self._started_live()
         return await self._in_thread("user", self._counts.clicks_of, uid, live)
 
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call this, too, when the feed ends, which is before the server waits for open requests."""
+        self._when_ended.append(call)
+
     def end(self) -> None:
         """Stop all listeners and the pollers for good."""
         self._closed = True
+        for call in self._when_ended:
+            call()
         self._stop()
         self._wake()
 

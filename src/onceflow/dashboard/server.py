@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import uvicorn
 
+from onceflow.dashboard.api.service import Service
 from onceflow.dashboard.app import create_app
 from onceflow.dashboard.feed import Feed
 from onceflow.dashboard.sources import Addresses, CountsSource
@@ -31,6 +33,8 @@ class PageServer(Server):
 def serve(
     addresses: Addresses,
     *,
+    archive: Path | None = None,
+    links: Sequence[tuple[str, str]] = (),
     host: str = "127.0.0.1",
     port: int = 8080,
     announce: Callable[[str], None] = print,
@@ -46,10 +50,17 @@ def serve(
         announce(f"dashboard on {url(listening)}")
         if not is_loopback(host):
             warn(f"warning: {host} is reachable from other machines, and the page has no authentication")
-        asyncio.run(_serve(addresses, host, listening))
+        asyncio.run(_serve(addresses, archive, links, host, listening))
 
 
-async def _serve(addresses: Addresses, host: str, listening: socket.socket) -> None:
+async def _serve(
+    addresses: Addresses,
+    archive: Path | None,
+    links: Sequence[tuple[str, str]],
+    host: str,
+    listening: socket.socket,
+) -> None:
     feed = Feed(addresses)
-    config = uvicorn.Config(create_app(feed, host), log_level="warning", access_log=False, server_header=False)
+    app = create_app(feed, host, Service(feed, addresses, archive, links=links))
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
     await PageServer(config, feed).serve(sockets=[listening])

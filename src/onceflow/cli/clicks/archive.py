@@ -79,9 +79,9 @@ def archive(
     """
     from onceflow.clicks.archive import Archive
     from onceflow.clicks.archive_job import ArchiveJob
-    from onceflow.clicks.event_table import EventFields
     from onceflow.clicks.events import WrongField
     from onceflow.clicks.job import run_jobs
+    from onceflow.clicks.single_event import EventFields
 
     fields = EventFields(key_field, value_field or None, time_field)
     try:

@@ -133,8 +133,8 @@ def run(
 def _archiving(pipeline: "ClickPipeline", directory: Path) -> "ArchiveJob":
     """Return a job that archives the pipeline's events beside it."""
     from onceflow.clicks.archive_job import ArchiveJob
-    from onceflow.clicks.event_table import EventFields
     from onceflow.clicks.job import AVAILABLE_NOW
+    from onceflow.clicks.single_event import EventFields
 
     return ArchiveJob(
         bootstrap=pipeline.bootstrap,

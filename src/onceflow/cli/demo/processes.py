@@ -119,7 +119,8 @@ class Laptop:
         with self._step("generator"):
             self._start_generator()
         with self._step("page"):
-            self._onceflow("page", "dashboard", "--port", str(self.ports["page"]), *self._where())
+            archive = ("--archive", str(self.archive))
+            self._onceflow("page", "dashboard", "--port", str(self.ports["page"]), *archive, *self._where())
             self._ready("page", lambda: services.is_listening(self.ports["page"]))
         with self._step("spark"):
             self._start_spark()
