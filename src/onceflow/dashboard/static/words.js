@@ -13,7 +13,7 @@ export const percent = (part, all) => (all > 0 ? `${alwaysOneDigit.format((100 *
 export const plural = (value, one, many) => `${count(value)} ${String(value) === "1" ? one : many}`;
 
 /** An error of the server with a capital letter and a full stop. */
-export const capitalized = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
+export const capitalized = (text) => `${text[0].toUpperCase()}${text.slice(1).replace(/\.$/, "")}.`;
 
 /** Local time of day, after the date if it is not today. */
 export function clock(at_ms, seconds = true) {
@@ -48,4 +48,15 @@ export function age(ms) {
 export function visible(text) {
   return text.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
     (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+/** The other fields of an event as text, from their JSON. */
+export function valuesOf(extra) {
+  if (!extra) return "";
+  try {
+    const fields = JSON.parse(extra);
+    return Object.entries(fields).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`).join(" · ");
+  } catch {
+    return extra;
+  }
 }
