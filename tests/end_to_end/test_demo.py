@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,13 @@ def kill_jvm(mark: str, data: Path) -> None:
     eventually(lambda: "Spark's JVM ended: restart 1 of at most 20" in (data / "logs" / "spark.log").read_text())
     before = snapshot(url).events
     eventually(lambda: snapshot(url).events > before)
+
+
+def minutes(port: int) -> list[dict[str, int]]:
+    """Return the page's numbers per minute."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/series?per=minute", timeout=60) as response:
+        rows: list[dict[str, int]] = json.load(response)
+    return rows
 
 
 def data_with_free_ports(directory: Path) -> Path:
@@ -91,6 +99,7 @@ def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
         ports = json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]
         assert f"redis-cli -p {ports['redis']} -n 1 HGETALL app::users::click" in shown
         assert f"dashboard  http://127.0.0.1:{ports['page']}" in shown
+        assert minutes(ports["page"]), "the page has no numbers over time"
         assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in shown
         assert "WARN" not in shown, "Spark's output belongs in its log"
         assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"

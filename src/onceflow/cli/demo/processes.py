@@ -8,6 +8,7 @@ The demo's directory:
 | `demo.lock` | the pid of the running demo; locked until its last child has ended |
 | `broker/` | the log |
 | `redis/` | the counts, an append-only file synced before each reply |
+| `measures.toml` | what is counted over time; the counts belong to it |
 | `checkpoint/` | Spark's checkpoint of the counts |
 | `archive/` | the events as Parquet files, with their own checkpoint |
 | `logs/` | one log per child, and `jvm.log`, Spark's own log |
@@ -42,6 +43,7 @@ from onceflow.remedies import Remedy
 TOPIC = "user_events"
 HASH_KEY = "app::users::click"
 TRIGGER = "1 second"
+MEASURES = "over_time = true\nsessions = true\n"
 USERS_LIVELY = 5_000
 INTERVAL_MS = 200
 INTERVAL_LIVELY_MS = 2
@@ -93,6 +95,11 @@ class Laptop:
         return f"127.0.0.1:{self.ports['broker']}"
 
     @property
+    def measures(self) -> Path:
+        """File of measures, written by the first start."""
+        return self.directory / "measures.toml"
+
+    @property
     def archive(self) -> Path:
         """Directory of the events' Parquet files."""
         return self.directory / "archive"
@@ -141,12 +148,15 @@ class Laptop:
         self._onceflow("generator", *arguments)
 
     def _start_spark(self) -> None:
+        if not self.measures.exists():
+            self.measures.write_text(MEASURES)
         java_home = services.find_java((self.directory / "java").resolve())
         checkpoint, log = str(self.directory / "checkpoint"), str(self.directory.resolve() / "logs" / "jvm.log")
         self._onceflow(
             "spark",
             *("run", *self._where(), "--checkpoint", checkpoint, "--spark-log", log),
-            *("--trigger", TRIGGER, "--master", "local[2]", "--archive", str(self.archive)),
+            *("--trigger", TRIGGER, "--master", "local[2]"),
+            *("--measures", str(self.measures), "--archive", str(self.archive)),
             environment={"JAVA_HOME": str(java_home)},
         )
 
