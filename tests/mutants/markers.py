@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "spark/redis/lua/fence.lua",
-        "  local key = previous == '-1' and present_data()\n  if key then return {'data', key} end\n",
+        "    if exists(key) and field(written_field(key)) == '' then return {'data', key} end\n",
         "",
         _SCRIPTS + "test_data_before_the_first_batch_is_refused",
     ),
@@ -132,8 +132,8 @@ MUTANTS = (
     ),
     Mutant(
         "spark/redis/lua/whole.lua",
-        "refusal = refusal_of_next(previous) or refusal_of_counts(counts)",
-        "refusal = refusal_of_counts(counts)",
+        "refusal_of_next(previous) or ",
+        "",
         _SCRIPTS + "test_late_script_is_refused",
     ),
     Mutant(

@@ -46,12 +46,16 @@ KEY_FIELD = "uid"
 VALUE_FIELD = "click_count"
 OS_FIELD = "os_type"
 TIME_FIELD = "event_time"
+ID_FIELD = "event_id"
 
 UID_BYTES_MAX = 1024
 OS_BYTES_MAX = 1024
+ID_BYTES_MAX = 256
 COUNT_MAX = 10_000
 """A stream in which every event has this count needs years to reach a sum of 10^18 (docs/events.md)."""
 OS_UNKNOWN = "unknown"
+DUPLICATE = "duplicate"
+"""Reason of an event whose id has been counted; it is not a bad event."""
 
 _INTEGER = re.compile(rb"-?[0-9]+")
 
@@ -156,6 +160,12 @@ def os_of(raw: bytes) -> str:
     """Return the operating system in the field's JSON text, or "unknown"."""
     text = _text_of(raw) if raw else None
     return text if text and len(text.encode()) <= OS_BYTES_MAX else OS_UNKNOWN
+
+
+def id_of(raw: bytes) -> str | None:
+    """Return the event's id in the field's JSON text; None if it has none."""
+    text = _text_of(raw) if raw else None
+    return text if text and len(text.encode()) <= ID_BYTES_MAX else None
 
 
 def count_of(raw: bytes) -> int | Reason:

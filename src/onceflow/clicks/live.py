@@ -230,6 +230,8 @@ class Live:
         marker = self._results.marker()
         self._note(redis_error=None)
         refuse_other_job(self._results.hash_key, marker, JOB)
+        if marker is not None and marker.counts_ids:
+            raise _Unavailable("each event id counts once, and only a micro-batch knows which events are duplicates")
         topics = list(marker.offsets) if marker else []
         if topics and topics[0] != self._topic:
             self._topic = topics[0]

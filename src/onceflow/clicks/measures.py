@@ -4,7 +4,7 @@ A measure groups the events by columns, evaluates sums or distinct values, and h
 
     target           grouped by           in the read model                                  function
     count            uid                  H: uid → clicks, and their ranking {H}:top         sum
-    totals           -                    {H}:totals: events, clicks, no-time, future        sum
+    totals           -                    {H}:totals: events, clicks, no-time, future, duplicates  sum
     D                D                    {H}:D: value → clicks                              sum
     minute           minute               {H}:minute:START: events, clicks                   sum
     minute:D         minute, D            {H}:minute:D:START: events:VALUE, clicks:VALUE     sum
@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from onceflow.clicks.events import DUPLICATE
 from onceflow.clicks.windows import DAY, HOUR, MINUTE, WIDTHS, Width
 
 UID, CLICKS, EVENTS, EVENT_TIME, SESSION = "uid", "clicks", "events", "event_time", "session"
@@ -33,7 +34,7 @@ COUNT, TOTALS, SESSIONS, BAD, DEAD = "count", "totals", "sessions", "bad", "dead
 RESERVED = (
     *(UID, CLICKS, EVENTS, EVENT_TIME, SESSION, NO_TIME, FUTURE, *(width.name for width in WIDTHS)),
     *(COUNT, TOTALS, SESSIONS, "top", BAD, DEAD, "history", "onceflow", "value", "key", "topic", "partition"),
-    *("offset", "timestamp", "rejected", "grouping_id", "rebuild"),
+    *("offset", "timestamp", "rejected", "grouping_id", "rebuild", "ids", "duplicates"),
 )
 """Names of columns and keys, which a dimension cannot have."""
 GROUPING_ID = "grouping_id"
@@ -63,6 +64,9 @@ class Row:
     amount: str = "0"
     value: str = "NULL"
 
+
+DUPLICATES = (TOTALS, Row("'duplicates'", "1"))
+"""Row of an event whose id has been counted, with its target."""
 
 REJECTED = (
     (TOTALS, Row("'events'", "1")),
@@ -179,7 +183,8 @@ def sink_rows(settings: MeasureSettings) -> str:
     for measure in every:
         structs = [_struct(measure.target, row, with_value) for row in measure.rows]
         rows_by_set.setdefault(measure.by, []).extend(structs)
-    cases = [f"WHEN rejected IS NOT NULL THEN array({', '.join(_struct(*row, with_value) for row in REJECTED)})"]
+    cases = [f"WHEN rejected.reason = {_text(DUPLICATE)} THEN array({_struct(*DUPLICATES, with_value)})"]
+    cases += [f"WHEN rejected IS NOT NULL THEN array({', '.join(_struct(*row, with_value) for row in REJECTED)})"]
     cases += [
         f"WHEN {GROUPING_ID} = {_grouping_id(columns, by)} THEN array({', '.join(structs)})"
         for by, structs in rows_by_set.items()

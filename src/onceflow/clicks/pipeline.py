@@ -9,17 +9,19 @@ one plan, so that a sum never mixes two definitions.
 
 import functools
 from dataclasses import dataclass, field
+from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
 
 from onceflow.clicks.columns import EventFields
+from onceflow.clicks.event_ids import IdSettings
 from onceflow.clicks.events import KEY_FIELD, TIME_FIELD, VALUE_FIELD
 from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.measures import DEAD, MeasureSettings, aggregates, grouping_sets, sink_rows
 from onceflow.clicks.plan import Plan
 from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Results
-from onceflow.clicks.targets import buckets, increments
-from onceflow.spark.read_again import read_again
+from onceflow.clicks.targets import buckets, increments, redis_ids
+from onceflow.spark.read_again import read_again, read_ranges
 from onceflow.spark.redis_sink import Append, MissingRanges, RedisSink
 
 PLAN_VERSION = 2
@@ -38,11 +40,13 @@ class ClickPipeline(StreamingJob):
     value_field: str | None = VALUE_FIELD
     time_field: str = TIME_FIELD
     measures: MeasureSettings = field(default_factory=MeasureSettings)
+    event_ids_ms: int | None = None
+    """Window in which an event's id counts once; None counts every record."""
 
     @property
     def plan(self) -> Plan:
         """The definition of the counts."""
-        return Plan(self.hash_key, self.key_field, self.value_field, self.time_field, self.measures)
+        return Plan(self.hash_key, self.key_field, self.value_field, self.time_field, self.measures, self.event_ids_ms)
 
     def check(self) -> None:
         """Check field names, Redis, the broker and the topic, which would otherwise fail minutes later in Spark."""
@@ -59,6 +63,20 @@ class ClickPipeline(StreamingJob):
         """Return the sink's rows of offsets whose counts Redis has lost."""
         return read_again(spark, self._source, missing).selectExpr(self._rows_sql)
 
+    def id_records(self, spark: SparkSession, ranges: MissingRanges) -> DataFrame:
+        """Return id and place of each record in these offsets."""
+        assert self._ids is not None
+        options = {**super()._source, **self._ids.claiming_options()}
+        records = read_ranges(spark, options, ranges, fail_on_data_loss=not self.accept_data_loss)
+        return records.selectExpr("unhex(id) AS id", "partition", "offset", "timestamp")
+
+    @property
+    def _ids(self) -> IdSettings | None:
+        if self.event_ids_ms is None:
+            return None
+        ids = redis_ids(Keys(self.hash_key), self.event_ids_ms)
+        return IdSettings(self._fields, self.redis_url, ids)
+
     @property
     def _fields(self) -> EventFields:
         time_field = self.time_field if self.measures.is_timed else None
@@ -68,7 +86,7 @@ class ClickPipeline(StreamingJob):
     def _source(self) -> dict[str, str]:
         return {
             **super()._source,
-            **self._fields.source_options(),
+            **(self._fields.source_options() if self._ids is None else self._ids.counting_options()),
             "columns": "",
             "aggregate": aggregates(self.measures),
             "groupBy": grouping_sets(self.measures),
@@ -86,7 +104,7 @@ class ClickPipeline(StreamingJob):
 
     def sink(self, spark: SparkSession | None) -> RedisSink:
         """Return a sink for one start of the query; without a session, only for its keys."""
-        keys = Keys(self.hash_key)
+        keys, ids = Keys(self.hash_key), self._ids
         return RedisSink(
             self.redis_url,
             hash_key=self.hash_key,
@@ -97,5 +115,7 @@ class ClickPipeline(StreamingJob):
             plan=self.plan.text,
             plan_version=PLAN_VERSION,
             rebuild=None if spark is None else functools.partial(self.rows_again, spark),
+            ids=None if ids is None else ids.ids,
+            id_records=None if ids is None else functools.partial(self.id_records, cast(SparkSession, spark)),
             accept_data_loss=self._stream if self.accept_data_loss else None,
         )

@@ -18,6 +18,8 @@ class Plan:
     value_field: str | None
     time_field: str = TIME_FIELD
     measures: MeasureSettings = field(default_factory=MeasureSettings)
+    event_ids_ms: int | None = None
+    """Window in which an event's id counts once; None counts every record."""
 
     @property
     def text(self) -> str:
@@ -30,6 +32,8 @@ class Plan:
         }
         if self.measures != MeasureSettings():
             plan |= {"time_field": self.time_field, **self.measures.as_json()}
+        if self.event_ids_ms is not None:
+            plan["event_ids_ms"] = self.event_ids_ms
         return json.dumps(plan)
 
 
@@ -44,6 +48,7 @@ def parse_plan(text: str) -> Plan | None:
             plan["value_field"],
             plan.get("time_field", TIME_FIELD),
             MeasureSettings(**measures),
+            plan.get("event_ids_ms"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

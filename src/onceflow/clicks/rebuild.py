@@ -229,6 +229,7 @@ class Rebuild:
             value_field=plan.value_field,
             time_field=plan.time_field,
             measures=plan.measures,
+            event_ids_ms=plan.event_ids_ms,
             kafka=self.kafka,
             **self.session,
         )

@@ -7,7 +7,7 @@ event, a property test fails and `verify` shows a difference.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple, NoReturn
@@ -45,6 +45,7 @@ class Recount:
     """Sums over events that are added one by one, in any order.
 
     `pointers` are the bad events that Redis keeps, as partition:offset:reason; each one that is read is removed.
+    `skipped` are duplicates, by partition and offset.
     `on_event` gets the record's value and timestamp, the user and the clicks of each valid event.
     """
 
@@ -54,20 +55,26 @@ class Recount:
         value_field: str | None,
         pointers: set[str] | None = None,
         on_event: Callable[[bytes, int, str, int], None] | None = None,
+        skipped: Collection[tuple[int, int]] = (),
     ) -> None:
         self.events = 0
         self.clicks = 0
         self.bad = 0
+        self.duplicates = 0
         self.by_user: dict[str, int] = {}
         self.by_os: dict[str, int] = {}
         self.by_reason: dict[str, int] = {}
         self.pointers = pointers or set()
         self._on_event = on_event
+        self._skipped = skipped
         self._key_field = key_field
         self._value_field = value_field
 
     def add(self, partition: int, offset: int, value: bytes | None, timestamp_ms: int = 0) -> None:
         """Count one record."""
+        if (partition, offset) in self._skipped:
+            self.duplicates += 1
+            return
         self.events += 1
         judged = judge(value, self._key_field, self._value_field)
         if judged.reason:
@@ -152,6 +159,12 @@ def dimension_values(value: bytes, dimensions: Mapping[str, str]) -> dict[str, s
     """Return a valid event's value of each dimension, given by name and field."""
     event = _parse(value.decode())
     return {name: _os_type(event.get(field)) for name, field in dimensions.items()}
+
+
+def event_id(value: bytes) -> str | None:
+    """Return a valid event's id, None if it has none."""
+    text = _as_text(_parse(value.decode()).get("event_id"))
+    return text if text and len(text.encode()) <= 256 else None
 
 
 def _parse(text: str) -> Any:

@@ -6,7 +6,8 @@ write the marker also write them, so they always match it at a complete batch:
     H              hash   uid → sum of clicks
     {H}:top        zset   uid → the same sum, for the ranking
     {H}:os         hash   os_type → clicks
-    {H}:totals     hash   events (all that were read), clicks (their sum), bad (events that are not valid)
+    {H}:totals     hash   events (all that were read), clicks (their sum), bad (events that are not valid), and
+                          duplicates (records that are not in events, because their id has been counted)
     {H}:bad        hash   reason → bad events
     {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
     {H}:history    list   the newest 600 micro-batches as JSON, newest first
@@ -152,6 +153,12 @@ class MarkerView:
         plan = parse_plan(self.plan)
         return None if plan is None else (plan.key_field, plan.value_field)
 
+    @property
+    def counts_ids(self) -> bool:
+        """Whether an event's id counts once."""
+        plan = parse_plan(self.plan)
+        return plan is not None and plan.event_ids_ms is not None
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
@@ -177,6 +184,8 @@ class Snapshot:
     bad_by_reason: dict[str, int]
     marker: MarkerView | None
     history: list[HistoryEntry]
+    duplicates: int = 0
+    """Records that are not counted, because another one with their id is."""
 
     @property
     def batch(self) -> int:
@@ -191,6 +200,7 @@ class Snapshot:
             "events": self.events,
             "clicks": self.clicks,
             "bad": self.bad,
+            "duplicates": self.duplicates,
             "users": self.users,
             "top": [{"uid": uid, "clicks": clicks} for uid, clicks in self.top],
             "by_os": self.by_os,
@@ -247,7 +257,7 @@ class Results:
         keys = self.keys
         pipe = self._redis.pipeline(transaction=True)
         pipe.hgetall(keys.marker)
-        pipe.hmget(keys.totals, ["events", "clicks", "bad"])
+        pipe.hmget(keys.totals, ["events", "clicks", "bad", "duplicates"])
         pipe.hlen(keys.count)
         pipe.zrevrange(keys.top, 0, max(top, 1) - 1, withscores=True)
         pipe.hgetall(keys.os)
@@ -259,6 +269,7 @@ class Results:
             events=int(totals[0] or 0),
             clicks=int(totals[1] or 0),
             bad=int(totals[2] or 0),
+            duplicates=int(totals[3] or 0),
             users=users,
             top=_ranking(ranking)[:top],
             by_os=_by_size(by_os),

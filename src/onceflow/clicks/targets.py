@@ -10,6 +10,7 @@ from onceflow.spark.redis_sink import (
     BucketDistinct,
     BucketIncrement,
     BucketRanking,
+    Ids,
     Increment,
     IntervalBuckets,
     Intervals,
@@ -39,6 +40,11 @@ def buckets(settings: MeasureSettings, keys: Keys) -> list[BucketTarget]:
         retention = settings.retention_of(SESSIONS)
         targets.append(Intervals(SESSIONS, keys.beside(SESSIONS), settings.session_gap_ms, retention, per_bucket))
     return targets
+
+
+def redis_ids(keys: Keys, window_ms: int) -> Ids:
+    """Return where the ids of events are."""
+    return Ids(keys.beside("ids"), keys.beside("duplicates"), window_ms)
 
 
 def _of_width(width: Width, settings: MeasureSettings, keys: Keys) -> Iterator[BucketTarget]:

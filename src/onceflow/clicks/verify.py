@@ -18,6 +18,7 @@ import redis
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.clicks.recount import Recount
+from onceflow.clicks.recount_ids import IdRecount
 from onceflow.clicks.recount_measures import MeasureRecount
 from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_job, parse_marker
 from onceflow.clicks.verify_measures import MeasureCounts, compare_measures, read_measures
@@ -88,6 +89,7 @@ class Verdict:
             "clicks": recount.clicks,
             "users": len(recount.by_user),
             "bad": recount.bad,
+            "duplicates": recount.duplicates,
             "by_os": recount.by_os,
             "bad_by_reason": recount.by_reason,
             "not_yet_counted": self.not_yet_counted,
@@ -126,7 +128,17 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
     begins = _begins(marker, topic)
     plan = json.loads(marker.plan)
     measures = MeasureRecount(plan) if counts.measures is not None else None
-    recount = Recount(key_field, value_field, set(counts.dead), None if measures is None else measures.add)
+    ids = None
+    if plan.get("event_ids_ms") is not None:
+        ids = IdRecount(key_field, value_field, plan["event_ids_ms"])
+        _read_log(bootstrap, topic, begins, ends, ids, security)
+    recount = Recount(
+        key_field,
+        value_field,
+        set(counts.dead),
+        None if measures is None else measures.add,
+        () if ids is None else ids.duplicates(),
+    )
     not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount, security)
     differences = compare(keys, counts, recount, measures)
     if measures is not None and counts.measures is not None:
@@ -135,6 +147,12 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
         differences += [
             Difference(keys.beside(target), name, in_log, in_redis) for target, name, in_log, in_redis in compared
         ]
+    spread = 0 if ids is None or not differences else ids.spread()
+    if spread:
+        raise VerifyInconclusive(
+            f"{len(differences)} fields differ, and {spread} event ids are in several partitions, whose events have no "
+            f"order: if those of one id are not equal, either may be counted; first difference: {differences[0]}"
+        )
     return Verdict(topic, hash_key, marker, recount, differences, not_yet_counted)
 
 
@@ -219,7 +237,7 @@ def _read_log(
     topic: str,
     begins: Mapping[int, int],
     ends: Mapping[int, int],
-    recount: Recount,
+    recount: Recount | IdRecount,
     security: Security,
 ) -> int:
     """Add the events of every [begin, end) to the recount; return the number of offsets after the ends."""
@@ -273,7 +291,7 @@ def _check_log(consumer: Any, bootstrap: str, topic: str, begins: Mapping[int, i
     return beyond
 
 
-def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recount) -> None:
+def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recount | IdRecount) -> None:
     waiting = dict(ends)
     deadline = time.monotonic() + RESPONSE_WAIT_S
     while waiting:
@@ -286,7 +304,7 @@ def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recoun
         _count_messages(messages, topic, waiting, recount)
 
 
-def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int], recount: Recount) -> None:
+def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int], recount: Recount | IdRecount) -> None:
     """Count the events before each partition's end and remove from `waiting` the partitions that reached it."""
     for message in messages:
         partition, offset, error = message.partition(), message.offset(), message.error()
@@ -315,6 +333,8 @@ def compare(keys: Keys, counts: Counts, recount: Recount, measures: MeasureRecou
     if measures is not None and measures.is_timed and recount.events:
         totals |= {"no-time": measures.no_time, "future": measures.future}
         in_redis.pop(b"late", None)  # Whether an event was late depends on the order of arrival.
+    if recount.duplicates:
+        totals["duplicates"] = recount.duplicates
     differences = _compare_hash(keys.count, recount.by_user, counts.hashes[keys.count])
     differences += _compare_ranking(keys.top, recount.by_user, counts.ranking)
     differences += _compare_hash(keys.os, recount.by_os, counts.hashes[keys.os])

@@ -61,6 +61,14 @@ def read_again(spark: SparkSession, options: Mapping[str, str], missing: Missing
     return spark.read.format("onceflow").options(**wanted).load()
 
 
+def read_ranges(
+    spark: SparkSession, options: Mapping[str, str], ranges: MissingRanges, *, fail_on_data_loss: bool
+) -> DataFrame:
+    """Return the records of the ranges of a batch that is being written, each range in one task."""
+    wanted = _options(options, ranges) | {FAIL_ON_DATA_LOSS: str(fail_on_data_loss).lower()}
+    return spark.read.format("onceflow").options(**wanted).load()
+
+
 def _options(options: Mapping[str, str], missing: MissingRanges) -> dict[str, str]:
     kept = {name: value for name, value in options.items() if name.lower() not in _REPLACED}
     assigned: dict[str, list[int]] = {}

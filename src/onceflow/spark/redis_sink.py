@@ -34,6 +34,7 @@ from onceflow.spark.redis.targets import (
     BucketIncrement,
     BucketRanking,
     BucketTarget,
+    Ids,
     Increment,
     IntervalBuckets,
     Intervals,
@@ -47,6 +48,7 @@ __all__ = [
     "BucketDistinct",
     "BucketIncrement",
     "BucketRanking",
+    "Ids",
     "IncompatibleData",
     "Increment",
     "IntervalBuckets",
@@ -75,6 +77,9 @@ class RedisSink(ExactlyOnce):
     stateful query is refused. `reset` is the command that messages name for deleting counts and checkpoint, by default
     'onceflow sink reset redis' for this sink. `accept_data_loss` is ExactlyOnce's.
 
+    With `ids`, records with one id count once. `id_records` returns the records of given offsets with the columns of
+    `onceflow.spark.redis.ids`, each partition in one task; the rows omit what its function `duplicates` returns.
+
     Raises WrongOption if a target or a key is given twice, or a key is the marker, the history, a claims hash or named
     like a bucket.
     """
@@ -94,6 +99,8 @@ class RedisSink(ExactlyOnce):
         plan_version: int = 1,
         name: str = "",
         rebuild: Rebuild | None = None,
+        ids: Ids | None = None,
+        id_records: Rebuild | None = None,
         reset: str = "",
         accept_data_loss: Mapping[str, str] | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -106,11 +113,16 @@ class RedisSink(ExactlyOnce):
             sets=tuple(sets),
             streams=tuple(streams),
             buckets=tuple(buckets),
+            ids=ids,
         )
+        if (ids is None) != (id_records is None):
+            raise WrongOption(f"the sink with marker {keys.marker} needs both ids and id_records, or neither")
         _validate_buckets(keys)
         _refuse_shared(keys)
         keys = replace(keys, reset=reset or redis_reset(url, hash_key, checkpoint, keys.data))
-        self.target = RedisTarget(url, keys, name=name or keys.marker, rebuild=rebuild, now_ms=now_ms)
+        self.target = RedisTarget(
+            url, keys, name=name or keys.marker, rebuild=rebuild, records=id_records, now_ms=now_ms
+        )
         super().__init__(
             self.target,
             checkpoint=checkpoint,
@@ -181,7 +193,7 @@ def _validate_buckets(keys: Keys) -> None:
             raise WrongOption(
                 f"key {like_buckets[0]!r} is named like a bucket of {index.key!r}: name one of them differently"
             )
-        if index.late_key is not None and index.late_key not in plain:
+        if index.kind != "ids" and index.late_key is not None and index.late_key not in plain:
             raise WrongOption(
                 f"late_key {index.late_key!r} of {index.key!r}: must be the key of one of the increments, without "
                 f"ranking_key"

@@ -16,6 +16,7 @@ from onceflow.cli.options import bootstrap_option, json_option, redis_options, r
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.security import security
 from onceflow.cli.spark import ignore_pandas_warnings
+from onceflow.cli.times import duration_ms
 from onceflow.errors import OnceflowError
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from onceflow.clicks.verify import Difference, Verdict
 
 DIFFERENCES_SHOWN = 20
+WINDOW_MS_MIN, WINDOW_MS_MAX = 60_000, 31 * 86_400_000
+
+
+def _to_window(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    window_ms = None if value is None else duration_ms(value)
+    if value is not None and not WINDOW_MS_MIN <= (window_ms or 0) <= WINDOW_MS_MAX:
+        raise click.BadParameter(f"'{value}' is not a valid duration; expected 1m to 31d", context, parameter)
+    return window_ms
 
 
 @click.command()
@@ -58,6 +67,13 @@ DIFFERENCES_SHOWN = 20
     help="Event field of the time, with --measures or --archive.",
 )
 @click.option(
+    "--event-ids",
+    "event_ids_ms",
+    callback=_to_window,
+    metavar="DURATION",
+    help="Count events with one event_id once in this time, such as 24h (docs/events.md).  [default: count each event]",
+)
+@click.option(
     "--archive",
     "archive_directory",
     type=click.Path(file_okay=False, path_type=Path),
@@ -83,6 +99,7 @@ def run(
     checkpoint: str | None,
     measure_file: Path | None,
     time_field: str,
+    event_ids_ms: int | None,
     archive_directory: Path | None,
     accept_data_loss: bool,
     as_json: bool,
@@ -103,7 +120,7 @@ def run(
       onceflow run
       onceflow run spark://HOST:7077 --ui-port 4040
       onceflow run --topic visits --hash-key site::visits --trigger available-now
-      onceflow run --measures measures.toml --archive .onceflow/archive
+      onceflow run --event-ids 24h --measures measures.toml --archive .onceflow/archive
     """
     if measure_file is None and archive_directory is None:
         refuse_together(["time_field"], "--time-field has no effect without --measures or --archive")
@@ -124,6 +141,7 @@ def run(
         value_field=value_field or None,
         time_field=time_field,
         measures=MeasureSettings() if measure_file is None else read_measure_file(measure_file),
+        event_ids_ms=event_ids_ms,
         accept_data_loss=accept_data_loss,
         **job_settings(checkpoint or str(checkpoint_of(topic, hash_key)), job),
     )
@@ -242,6 +260,7 @@ def _format_verdict(verdict: "Verdict") -> str:
         *(f"  os {name[:40]:<11} {count:>14,}" for name, count in _largest(recount.by_os)),
         f"bad events       {recount.bad:>14,}",
         *(f"  {name:<15} {count:>14,}" for name, count in _largest(recount.by_reason)),
+        *([f"duplicates       {recount.duplicates:>14,}"] if verdict.marker.counts_ids else []),
         f"not yet counted  {verdict.not_yet_counted:>14,}",
         f"accepted losses  {len(verdict.marker.losses):>14,}",
         *(f"  {loss}" for loss in verdict.marker.losses),

@@ -172,6 +172,8 @@ def totals(snapshot: "Snapshot", redis_url: str) -> str:
 def _numbers(snapshot: "Snapshot", moment: str) -> str:
     """Return the numbers and their moment as text."""
     counts = {"events": snapshot.events, "clicks": snapshot.clicks, "users": snapshot.users, "bad": snapshot.bad}
+    if snapshot.marker is not None and snapshot.marker.counts_ids:
+        counts["duplicates"] = snapshot.duplicates
     lines = [" · ".join([*(f"{count:,} {name}" for name, count in counts.items()), moment])]
     for title, counts in (("os", snapshot.by_os), ("bad", snapshot.bad_by_reason)):
         if counts:

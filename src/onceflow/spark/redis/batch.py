@@ -17,11 +17,13 @@ from onceflow.remedies import Remedy
 from onceflow.spark.errors import IncompatibleData
 from onceflow.spark.exactly_once.batch import NO_BATCH, Batch, canonical_json
 from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import ids as redis_ids
 from onceflow.spark.redis import marker as markers
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.buckets import Argument
 from onceflow.spark.redis.marker import Marker
+from onceflow.spark.redis.repair import MissingRanges, Step
 from onceflow.spark.redis.rows import Collected, Entries
 from onceflow.spark.redis.scripts import Keys
 from onceflow.spark.redis.targets import Append, StreamAppend
@@ -41,6 +43,8 @@ class BatchWriter:
     batch: Batch
     marker: Marker | None
     now_ms: Callable[[], int]
+    records: Callable[[MissingRanges], DataFrame] | None = None
+    """Returns the records of offsets, for the ids."""
     rows_before: int | None = None
 
     def write(self, rows: DataFrame) -> None:
@@ -50,6 +54,8 @@ class BatchWriter:
         """
         self._started_ms = self.now_ms()
         with self._offsets_named():
+            if self.keys.ids is not None and (self.marker is None or self.marker.sealed != self.batch.digest):
+                self._claim_ids()
             self._write(rows)
 
     def commit(self) -> None:
@@ -81,6 +87,20 @@ class BatchWriter:
             self._write_measured(cached, part)
         finally:
             cached.unpersist()
+
+    def _claim_ids(self) -> None:
+        assert self.records is not None
+        topics = {part.topic for part in self.batch.ranges}
+        if len(topics) > 1:
+            raise IncompatibleData(f"a sink with ids reads one topic, not {', '.join(sorted(topics))}")
+        missing = Step(self.batch).missing
+        times = {} if self.marker is None else self.marker.ids_times
+        identity = (self.batch.query, self.owner, self.batch.number, self.batch.digest, self._previous)
+        claimed = redis_ids.Claimed({}, [])
+        if missing is not None:
+            writer = redis_ids.ClaimWriter(self.url, self.keys, identity, self.batch.number, times)
+            claimed = redis_ids.claim(self.records(missing), writer)
+        self._run("seal", self._previous, *redis_ids.seal_arguments(self.keys, times, claimed))
 
     def _kept_for_commit(self, collected: Collected) -> bool:
         """Keep the rows for `commit`; return false if they are too many for one script."""

@@ -24,6 +24,9 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `index:KEY` | kind of the buckets that the sorted set KEY names, as in `onceflow.spark.redis.targets` |
 | `newest_ms` | newest time of any row in a bucket, up to the last complete batch; retention is measured from it |
 | `newest_next` | the same for the chunks of a batch that is not complete |
+| `sealed` | digest of the batch whose ids are all claimed, before its first count is written |
+| `ids_times` | newest time of ids by partition, `{"0": ms}`, up to the last complete batch |
+| `ids_next` | the same for the sealed batch, until it is complete |
 | `lost` | a bucket that no longer exists, or one of a deletion in progress: everything must be counted again |
 | `rebuilt` | id of the last rebuild that replaced the counts, at the same batch; absent if there is none |
 | `settled` | last batch for which Redis was asked to sync its append-only file |
@@ -41,7 +44,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from onceflow.redis.address import shown
 from onceflow.remedies import Remedy
@@ -130,6 +133,10 @@ class Marker(Proof):
     """Data keys that were written and no longer exist."""
     newest_ms: int | None = None
     """Newest time in a bucket, from which retention is measured."""
+    sealed: str = ""
+    """Digest of the batch whose ids are claimed."""
+    ids_times: Mapping[int, int] = field(default_factory=dict)
+    """Newest time of ids by partition, up to the last complete batch."""
 
     @property
     def shown_state(self) -> str:
@@ -151,6 +158,8 @@ class Marker(Proof):
             chunks=0,
             chunks_done=frozenset(),
             newest_ms=None,
+            sealed="",
+            ids_times={},
         )
 
     @property
@@ -229,6 +238,8 @@ def parse(
             chunks_done=frozenset(int(match[1]) for name in fields if (match := _CHUNK_FIELD.fullmatch(name))),
             lost=tuple(sorted({*written_keys(fields)} & {*absent} | {*filter(None, [fields.get("lost")])})),
             newest_ms=int(fields["newest_ms"]) if "newest_ms" in fields else None,
+            sealed=fields.get("sealed", ""),
+            ids_times={int(number): int(ms) for number, ms in json.loads(fields.get("ids_times", "{}")).items()},
         )
     except (KeyError, ValueError) as error:
         raise MarkerUnreadable(f"marker {key} is damaged ({type(error).__name__}: {error}): {remedy(reset)}") from error

@@ -24,6 +24,7 @@ from onceflow.spark.redis.targets import (
     Append,
     BucketDistinct,
     BucketTarget,
+    Ids,
     Increment,
     Index,
     Intervals,
@@ -33,7 +34,7 @@ from onceflow.spark.redis.targets import (
     indexes_of,
 )
 
-PARTS = ("fence", "buckets", "intervals", "indexes")
+PARTS = ("fence", "buckets", "intervals", "indexes", "ids")
 """Parts of every script, before its own."""
 BUCKETS_PER_STEP = 1_000
 """Buckets that one script deletes for a reset or a repair."""
@@ -74,6 +75,7 @@ class Keys:
     sets: tuple[SetIfNewer, ...] = ()
     streams: tuple[StreamAppend, ...] = ()
     buckets: tuple[BucketTarget, ...] = ()
+    ids: Ids | None = None
     reset: str = RESET
     """Command that deletes all of them, for messages."""
 
@@ -90,12 +92,14 @@ class Keys:
         keys += [increment.ranking_key for increment in self.increments if increment.ranking_key is not None]
         keys += [append.key for append in self.appends] + [stream.key for stream in self.streams]
         keys += [key for setting in self.sets for key in (setting.key, setting.versions_key)]
-        return keys + [index.key for index in self.indexes]
+        keys += [index.key for index in self.indexes]
+        return keys if self.ids is None else [*keys, self.ids.duplicates_key]
 
     @functools.cached_property
     def indexes(self) -> tuple[Index, ...]:
-        """Indexes of the bucket targets."""
-        return tuple(indexes_of(self.buckets))
+        """Indexes of the bucket targets, and of the ids."""
+        ids = () if self.ids is None else (self.ids.index,)
+        return (*indexes_of(self.buckets), *ids)
 
     @property
     def targets(self) -> list[str]:
@@ -426,11 +430,8 @@ def raise_refusal(keys: Keys, reply: Sequence[str]) -> None:
                 f"deleted): {Remedy.START_AGAIN}"
             )
             raise BucketLost(reason, values[1], bytes.fromhex(values[2])) if values[1:] else MarkerMoved(reason)
-        case "unclaimed":
-            raise MarkerMoved(
-                f"key {values[0]} is no longer claimed for marker {keys.marker}, so Redis lost the claim or it was "
-                f"deleted: {Remedy.START_AGAIN}"
-            )
+        case "unsealed" | "unclaimed":
+            raise MarkerMoved(_why_unclaimed(keys, *values))
         case "claimed":
             raise MarkerRefused(claimed_by_other(values[0], values[1], keys.marker))
         case "strange":
@@ -453,6 +454,19 @@ def raise_refusal(keys: Keys, reply: Sequence[str]) -> None:
             raise MarkerRefused(
                 f"a script on marker {keys.marker} returned {list(reply)}, which is not a reply of our scripts"
             )
+
+
+def _why_unclaimed(keys: Keys, key: str | None = None) -> str:
+    """Return the message for a key without a claim, or for a batch whose ids are not claimed."""
+    if key is None:
+        return (
+            f"marker {keys.marker} no longer has the ids of the batch: Redis lost them, or a rebuild has replaced "
+            f"them: {Remedy.START_AGAIN}"
+        )
+    return (
+        f"key {key} is no longer claimed for marker {keys.marker}, so Redis lost the claim or it was deleted: "
+        f"{Remedy.START_AGAIN}"
+    )
 
 
 def claimed_by_other(key: str, claim: str, marker: str) -> str:

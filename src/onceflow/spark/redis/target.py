@@ -71,6 +71,7 @@ class RedisTarget(Sink):
         *,
         name: str,
         rebuild: Rebuild | None = None,
+        records: Rebuild | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.name = name
@@ -82,6 +83,7 @@ class RedisTarget(Sink):
         self.keys = keys
         self._history = Append("history", keys.history, HISTORY_LENGTH)
         self._rebuild = rebuild
+        self._records = records
         self._now_ms = now_ms
         self._session: Any = None
         self._owner: str | None = None
@@ -339,7 +341,7 @@ class RedisTarget(Sink):
 
     def _writer_of(self, batch: Batch, marker: Marker | None) -> BatchWriter:
         assert self._owner is not None
-        return BatchWriter(self._url, self.keys, self._history, self._owner, batch, marker, self._now_ms)
+        return BatchWriter(self._url, self.keys, self._history, self._owner, batch, marker, self._now_ms, self._records)
 
     def _rewind(self, marker: Marker, steps: Iterable[Step]) -> None:
         """Delete the rest of the counts, after reading from the log everything that they were counted from."""

@@ -161,6 +161,41 @@ class Intervals:
         _validate_retention(self.target, self.gap_ms, self.retention_ms, "gap_ms")
 
 
+IDS_PARTS = 4
+"""Buckets of one window of ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids of the records that a sink counts, each of which counts once within `window_ms`.
+
+    The hash `key:START` has the ids that were first read in a quarter of the window: id → `PARTITION:OFFSET` of the
+    record that counts. The index `key` has each START. The sorted set `duplicates_key` has the other records of a batch
+    as `PARTITION:OFFSET`, their score is the offset; it exists until the batch is complete.
+
+    The time of a record is the newest timestamp of a record with an id in its partition, up to itself. So every record
+    of a partition has the same decision in any batch. An id is removed when each partition that may have claimed it is
+    a window further.
+    """
+
+    key: str
+    duplicates_key: str
+    window_ms: int
+
+    def __post_init__(self) -> None:
+        if self.window_ms < IDS_PARTS:
+            raise WrongOption(f"window_ms {self.window_ms} of the ids {self.key!r}: must be at least {IDS_PARTS}")
+
+    @property
+    def width_ms(self) -> int:
+        """Width of a bucket; all of a window together are not shorter than it."""
+        return -(-self.window_ms // IDS_PARTS)
+
+    @property
+    def index(self) -> "Index":
+        return Index("ids", self.key, None, self.width_ms, limit=IDS_PARTS, late_key=self.duplicates_key)
+
+
 BucketTarget = BucketIncrement | BucketRanking | BucketDistinct | Intervals
 Target = Increment | Append | SetIfNewer | StreamAppend | BucketTarget
 
@@ -173,7 +208,7 @@ class Index(NamedTuple):
     retention_ms: int | None
     width_ms: int = 1
     limit: int = 0
-    """Most members of an exact set; the gap of intervals."""
+    """Most members of an exact set; the gap of intervals; the buckets of a window of ids."""
     late_key: str | None = None
     late_name: str | None = None
     counters: int = 0

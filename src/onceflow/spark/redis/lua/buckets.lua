@@ -13,7 +13,7 @@ local EXACT = 2 ^ 53
 
 local TYPES = {
   ['increment'] = {hash = true}, ['ranking'] = {zset = true}, ['distinct'] = {set = true, string = true},
-  ['intervals'] = {zset = true}, ['interval-buckets'] = {hash = true},
+  ['intervals'] = {zset = true}, ['interval-buckets'] = {hash = true}, ['ids'] = {hash = true},
 }
 
 local function digits(number)

@@ -11,7 +11,7 @@ if not is_batch(batch, digest, '0') or tonumber(chunk) >= tonumber(field('chunks
   return {'moved', field('batch'), field('complete')}
 end
 if field('chunk:' .. chunk) == '1' then return {'already'} end
-refusal = refusal_of_counts(counts) or refusal_of_buckets(buckets)
+refusal = refusal_of_unsealed(buckets, digest) or refusal_of_counts(counts) or refusal_of_buckets(buckets)
 if refusal then return refusal end
 
 add_counts(counts)

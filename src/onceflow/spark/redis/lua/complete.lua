@@ -13,13 +13,14 @@ local chunks = tonumber(field('chunks'))
 for chunk = 0, chunks - 1 do
   if field('chunk:' .. chunk) ~= '1' then return {'missing', tostring(chunk), tostring(chunks)} end
 end
-refusal = refusal_of_lists(lists, batch) or refusal_of_indexes(indexes)
+refusal = refusal_of_unsealed(indexes, digest) or refusal_of_lists(lists, batch) or refusal_of_indexes(indexes)
 if refusal then return refusal end
 
 push_lists(lists, batch)
 raise_to('newest_ms', tonumber(field('newest_next')) or -1)
 redis.call('HDEL', MARKER, 'newest_next')
 remove_old(indexes)
+complete_ids(indexes)
 mark_written()
 for chunk = 0, chunks - 1 do
   redis.call('HDEL', MARKER, 'chunk:' .. chunk)

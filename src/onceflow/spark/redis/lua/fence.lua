@@ -127,8 +127,12 @@ local function refusal_of_next(previous)
   if field('batch') ~= previous or field('complete') ~= '1' then
     return {'moved', field('batch'), field('complete')}
   end
-  local key = previous == '-1' and present_data()
-  if key then return {'data', key} end
+  if previous ~= '-1' then return nil end
+  -- Ids may be claimed before.
+  for index = DATA_FIRST, OWN do
+    local key = KEYS[index]
+    if exists(key) and field(written_field(key)) == '' then return {'data', key} end
+  end
 end
 
 local function is_batch(batch, digest, complete)

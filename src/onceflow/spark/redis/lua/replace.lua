@@ -94,8 +94,12 @@ for key, other in pairs(places) do
     redis.call('HDEL', OTHER, written_field(other))
   end
 end
-local newest = field('newest_ms')
-if newest == '' then redis.call('HDEL', OTHER, 'newest_ms') else redis.call('HSET', OTHER, 'newest_ms', newest) end
+for _, name in ipairs({'newest_ms', 'ids_times'}) do
+  local value = field(name)
+  if value == '' then redis.call('HDEL', OTHER, name) else redis.call('HSET', OTHER, name, value) end
+end
+-- The other sink claims the ids of a batch that it is writing again.
+for _, name in ipairs({'sealed', 'ids_next'}) do redis.call('HDEL', OTHER, name) end
 redis.call('HSET', OTHER, 'rebuilt', id)
 for index = 1, OWN do redis.call('HDEL', KEYS[OWN + index], KEYS[index]) end
 redis.call('UNLINK', MARKER, HISTORY)

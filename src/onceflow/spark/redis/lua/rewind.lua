@@ -21,7 +21,7 @@ for index = DATA_FIRST, OWN do
   redis.call('UNLINK', KEYS[index])
   redis.call('HDEL', MARKER, written_field(KEYS[index]))
 end
-for _, name in ipairs({'lost', 'newest_ms', 'newest_next'}) do
+for _, name in ipairs({'lost', 'newest_ms', 'newest_next', 'sealed', 'ids_times', 'ids_next'}) do
   redis.call('HDEL', MARKER, name)
 end
 set_fields({

@@ -9,7 +9,7 @@ local lists = take_lists()
 local refusal = refusal_of_owner(query, owner)
 if refusal then return refusal end
 if is_batch(batch, digest, '1') then return {'already'} end
-refusal = refusal_of_next(previous) or refusal_of_counts(counts) or refusal_of_lists(lists, batch)
+refusal = refusal_of_unsealed(buckets, digest) or refusal_of_next(previous) or refusal_of_counts(counts) or refusal_of_lists(lists, batch)
   or refusal_of_buckets(buckets)
 if refusal then return refusal end
 
@@ -17,6 +17,7 @@ add_counts(counts)
 add_buckets(buckets, 'newest_ms')
 push_lists(lists, batch)
 remove_old(buckets)
+complete_ids(buckets)
 mark_written()
 set_fields(fields)
 return {'done'}

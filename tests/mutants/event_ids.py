@@ -1,0 +1,55 @@
+"""Event ids: claims, their window and removal, the seal, and the recount."""
+
+from tests.mutants.mutant import Mutant
+
+_LUA = "spark/redis/lua/"
+_TESTS = "clicks/test_event_ids.py::"
+_FOLLOW = _TESTS + "test_numbers_follow_from_the_events"
+_WINDOW = _TESTS + "test_id_counts_again_after_the_window"
+_REBUILD = _TESTS + "test_rebuild_while_a_batch_is_written"
+
+MUTANTS = (
+    Mutant(_LUA + "ids.lua", "elseif held[id] ~= position then", "else", _FOLLOW),
+    Mutant(_LUA + "ids.lua", "        held[id] = position\n", "", _TESTS + "test_first_record_of_a_partition_counts"),
+    Mutant(_LUA + "ids.lua", "local span = ids.limit * ids.width", "local span = ids.width", _WINDOW),
+    Mutant(
+        _LUA + "ids.lua",
+        "if index.kind == 'ids' and field('sealed') ~= digest",
+        "if false",
+        _TESTS + "test_lost_claims_end_the_attempt",
+    ),
+    Mutant(
+        _LUA + "ids.lua",
+        "      redis.call('UNLINK', index.late)\n",
+        "",
+        _TESTS + "test_first_record_of_a_partition_counts",
+    ),
+    Mutant(
+        _LUA + "ids.lua", "      if times ~= '' then redis.call('HSET', MARKER, 'ids_times', times) end\n", "", _WINDOW
+    ),
+    Mutant(_LUA + "seal.lua", "if #old > 0 then remove(ids, old) end\n", "", _TESTS + "test_old_ids_are_removed"),
+    Mutant(
+        _LUA + "seal.lua",
+        "if not redis.call('ZSCORE', ids.late, claim) then return {'unsealed'} end",
+        "",
+        _TESTS + "test_lost_claims_end_the_attempt",
+    ),
+    Mutant(
+        _LUA + "replace.lua",
+        "for _, name in ipairs({'sealed', 'ids_next'}) do",
+        "for _, name in ipairs({}) do",
+        _REBUILD,
+    ),
+    Mutant(
+        "spark/redis/ids.py",
+        "np.maximum(np.maximum.accumulate(timestamps_ms), max(before, 0))",
+        "timestamps_ms",
+        _TESTS + "test_older_timestamps_do_not_reopen_the_window",
+    ),
+    Mutant(
+        "clicks/recount_ids.py",
+        "abs(quarter - known) <= PARTS",
+        "abs(quarter - known) < PARTS",
+        _WINDOW,
+    ),
+)
