@@ -137,13 +137,19 @@ MUTANTS = (
     Mutant(
         "log/sync.py",
         "        try:\n            self.disk.sync_directory(self.directory)\n",
-        "        try:\n",
+        "        try:\n            pass\n",
         _CUTS,
     ),
     Mutant(
         "log/sync.py",
         "                self.disk.sync_directory(self.directory.parent)\n",
         "                pass\n",
+        "log/test_crash.py::test_power_cuts",
+    ),
+    Mutant(
+        "log/sync.py",
+        "        error = _error_of(partial(points[numbers[0]].disk.sync_directory, parent), parent)\n",
+        "        error = None\n",
         _CUTS,
     ),
     Mutant(

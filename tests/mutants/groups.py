@@ -153,8 +153,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/rebalance.py",
-        "            if member.group_instance_id is None:\n                group.remove(member.member_id)",
-        "            group.remove(member.member_id)",
+        "        for member in missing:\n            if member.group_instance_id is None:\n",
+        "        for member in missing:\n            if member:\n",
         _STATIC + "test_missing_static_members_alone_make_no_generation",
     ),
     Mutant(
