@@ -17,6 +17,8 @@ from onceflow.log.clock import SystemClock
 from onceflow.testing import BrokerProcess
 
 SKEW_FILE = "ONCEFLOW_TEST_CLOCK_SKEW"
+STARTED_WITHIN_S = 300.0
+"""Limit of a restart while other tests use the machine."""
 _SKEW = struct.Struct("<q")
 
 
@@ -60,6 +62,9 @@ class SkewedBroker(BrokerProcess):
 
     def _program(self) -> list[str]:
         return [sys.executable, "-m", "tests.histories.broker_with_clock"]
+
+    def _first_line(self, _timeout_seconds: float) -> str:
+        return super()._first_line(STARTED_WITHIN_S)
 
     def _environment(self) -> Mapping[str, str]:
         return {**os.environ, SKEW_FILE: str(self._skew_path)}
