@@ -15,7 +15,7 @@ CHAINS = (
     ("dashboard", "clicks", "spark", "redis"),
     ("dashboard", "clicks", "http_server"),
     ("dashboard", "clicks", "listening"),
-    ("clicks", "metrics_server", "listening"),
+    ("dashboard", "clicks", "metrics_server", "listening"),
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
     ("broker", "metrics_server", "listening"),

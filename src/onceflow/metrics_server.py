@@ -6,8 +6,9 @@ Clients cannot make it grow: a connection beyond the limit closes the oldest one
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -25,6 +26,8 @@ READ_SECONDS = 10.0
 POLL_SECONDS = 0.25
 """Maximum time until a stop is noticed."""
 PATH = "/metrics"
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the buckets of response times; the last bucket has none."""
 
 Collect = Callable[[], Iterable[Metric]]
 
@@ -47,6 +50,17 @@ def registry_of(collect: Collect) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     registry.register(_Collector(collect))
     return registry
+
+
+def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return the metrics in the format that the Accept header asks for, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def cumulative(buckets: Sequence[int]) -> list[tuple[str, float]]:
+    """Return the buckets of a histogram with BOUNDS_S as Prometheus counts them: each includes those before it."""
+    return list(zip([*map(str, BOUNDS_S), "+Inf"], accumulate(buckets), strict=True))
 
 
 class MetricsServer:
@@ -127,10 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != PATH:
             self._respond(404, "text/plain; charset=utf-8", f"metrics are at {PATH}\n".encode())
             return
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
         try:
             with self.server.scrape:
-                content = encode(self.server.registry)
+                content, content_type = exposition(self.server.registry, self.headers.get("Accept", ""))
         except Exception as error:
             logger.exception("metrics could not be collected")
             self._respond(500, "text/plain; charset=utf-8", f"metrics could not be collected: {error}\n".encode())

@@ -38,6 +38,7 @@ from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
 from tests.conftest import WITHIN_S, RedisProcess
+from tests.scrapes import scrape
 
 SEED = 2017
 SYSTEMS = ("17", "2", "20", "12")
@@ -306,7 +307,7 @@ def test_verify_while_the_stream_runs(run: CountingRun, java_home: str, tmp_path
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "local[1]", "--trigger", "100 milliseconds", "--ui-port", "0"],
+            [*command, "local[1]", "--trigger", "100 milliseconds", "--ui-port", "0", "--metrics-port", "0"],
             stdout=output,
             stderr=output,
             env={**os.environ, "JAVA_HOME": java_home},
@@ -322,6 +323,9 @@ def test_verify_while_the_stream_runs(run: CountingRun, java_home: str, tmp_path
         assert pages is not None, log.read_text()
         with urllib.request.urlopen(f"{pages[1]}/StreamingQuery/", timeout=WITHIN_S) as page:
             assert "onceflow clicks" in page.read().decode()
+        metrics = re.search(r"metrics are at (\S+)", log.read_text())
+        assert metrics is not None, log.read_text()
+        assert scrape(metrics[1]).value("onceflow_run_broker_up") == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=WITHIN_S) == 0, log.read_text()
     finally:

@@ -56,6 +56,8 @@ class StreamingJob(abc.ABC):
     """Port of Spark's own pages on 127.0.0.1; 0 for any free one, None for no pages."""
     on_session: Callable[[SparkSession], None] | None = field(default=None, kw_only=True)
     """Called with each session that the run starts: a second one after the JVM ended."""
+    on_failure: Callable[[str], None] | None = field(default=None, kw_only=True)
+    """Called with the query's name after each failure, before a restart."""
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False, kw_only=True)
     """TLS and SASL by Kafka's names."""
     accept_data_loss: bool = field(default=False, kw_only=True)
@@ -95,6 +97,8 @@ class StreamingJob(abc.ABC):
                 self._stream_into(sink, spark, stop)
                 return True
             except (OnceflowError, PySparkException, Py4JError, OSError) as error:
+                if self.on_failure is not None:
+                    self.on_failure(self.name)
                 restarts.wait(error, self.batch_done(sink), stop)
             if is_jvm_lost():
                 return stop.is_set()

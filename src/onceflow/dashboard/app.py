@@ -5,6 +5,7 @@ no authentication. If the server listens only on this machine, a request's Host 
 Otherwise a page of another site could point its own name here and read the numbers (DNS rebinding).
 """
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ from onceflow.dashboard.api.routes import PREFIX, ROUTES
 from onceflow.dashboard.api.service import Service
 from onceflow.dashboard.board import Document, exact
 from onceflow.dashboard.feed import Feed
+from onceflow.dashboard.metrics import PageMetrics
 from onceflow.errors import OnceflowError
 from onceflow.listening import is_loopback
 from onceflow.remedies import Remedy
@@ -101,7 +103,7 @@ class OwnPages:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(("/api/", "/events")):
+        if scope["type"] == "http" and scope["path"].startswith(("/api/", "/events", "/metrics")):
             headers = Headers(scope=scope)
             site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
             is_own = origin is None or origin.partition("://")[2] == headers.get("host")
@@ -118,6 +120,7 @@ def create_app(feed: Feed, host: str = "127.0.0.1", service: Service | None = No
     `service` has the sources of the API, by default without an archive.
     """
     service = service or Service(feed, feed.addresses)
+    metrics = PageMetrics(feed.addresses, lambda: feed.listeners)
 
     async def page(_: Request) -> Response:
         return FileResponse(STATIC / "index.html")
@@ -149,6 +152,7 @@ def create_app(feed: Feed, host: str = "127.0.0.1", service: Service | None = No
         finally:
             await feed.close()
             await service.close()
+            await asyncio.to_thread(metrics.close)
 
     routes = [
         Route("/", page),
@@ -156,6 +160,7 @@ def create_app(feed: Feed, host: str = "127.0.0.1", service: Service | None = No
         Route("/api/snapshot", snapshot),
         Route("/api/user", user),
         Route("/health", health),
+        Route("/metrics", metrics.respond),
         Route("/api", api_page),
         Route("/api/openapi.json", api_document),
         *(Route(PREFIX + route.path, Endpoint(route, service)) for route in ROUTES),

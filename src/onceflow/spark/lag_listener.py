@@ -57,7 +57,7 @@ class LagListener(StreamingQueryListener):
         progress = event.progress
         reached: dict[str, dict[int, int]] = {}
         for source in progress.sources:
-            for topic, partitions in _offsets_of(source.endOffset).items():
+            for topic, partitions in offsets_of(source.endOffset).items():
                 reached.setdefault(topic, {}).update(partitions)
         self._reached[str(progress.id)] = progress.name, progress.batchId, reached
         self._report_lag(str(progress.id))
@@ -83,7 +83,7 @@ class LagListener(StreamingQueryListener):
         self._report(QueryLag(query, name, batch, lag))
 
 
-def _offsets_of(document: str | None) -> dict[str, dict[int, int]]:
+def offsets_of(document: str | None) -> dict[str, dict[int, int]]:
     """Return the offsets in a source's progress; none if it is not a Kafka source."""
     try:
         offsets = parse(document or "")

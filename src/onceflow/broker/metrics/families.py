@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from onceflow.broker.metrics.snapshot import ApiTotals, Snapshot
-from onceflow.broker.metrics.traffic import BOUNDS_S
+from onceflow.metrics_server import cumulative
 
 PREFIX = "onceflow_broker_"
 
@@ -80,13 +80,8 @@ def _traffic(apis: list[ApiTotals]) -> Iterator[Metric]:
         for error, count in api.errors.items():
             errors.add_metric([api.name, error], count)
         if api.name in TIMED_APIS:
-            seconds.add_metric([api.name], _cumulative(api.buckets), api.seconds)
+            seconds.add_metric([api.name], cumulative(api.buckets), api.seconds)
     yield from (requests, received, sent, errors, seconds)
-
-
-def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
-    bounds = [*map(str, BOUNDS_S), "+Inf"]
-    return [(bound, sum(buckets[: number + 1])) for number, bound in enumerate(bounds)]
 
 
 def _logs(snapshot: Snapshot) -> Iterator[Metric]:

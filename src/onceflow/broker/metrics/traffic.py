@@ -12,11 +12,10 @@ from typing import Any
 
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.reply import Piece, Reply
+from onceflow.metrics_server import BOUNDS_S
 from onceflow.wire import apis
 
 UNKNOWN_API = "unknown"
-BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the histogram's buckets; the last bucket has none."""
 FIELDS_PER_STEP = 16
 WORK_PER_STEP = 5
 

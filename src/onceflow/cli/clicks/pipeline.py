@@ -12,6 +12,7 @@ from onceflow.cli import missing_extra
 from onceflow.cli.clicks.archive import CHECKPOINT, TRIGGER
 from onceflow.cli.clicks.job_options import CHECKPOINTS, job_options, job_settings, to_master
 from onceflow.cli.clicks.results import totals
+from onceflow.cli.metrics import metrics_options, serving_metrics
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.security import security
@@ -87,6 +88,7 @@ def _to_window(context: click.Context, parameter: click.Parameter, value: str | 
     help="Continue although events were deleted from the log before they were counted, or the topic was recreated; for "
     "this run only. The marker records the losses, and 'onceflow verify' reports them.",
 )
+@metrics_options
 @json_option
 def run(
     master_argument: str | None,
@@ -145,7 +147,8 @@ def run(
         accept_data_loss=accept_data_loss,
         **job_settings(checkpoint or str(checkpoint_of(topic, hash_key)), job),
     )
-    _run(pipeline, None if archive_directory is None else _archiving(pipeline, archive_directory), as_json)
+    archive = None if archive_directory is None else _archiving(pipeline, archive_directory)
+    _run_measured(pipeline, archive, as_json, job["metrics_host"], job["metrics_port"])
 
 
 def _archiving(pipeline: "ClickPipeline", directory: Path) -> "ArchiveJob":
@@ -165,6 +168,20 @@ def _archiving(pipeline: "ClickPipeline", directory: Path) -> "ArchiveJob":
         accept_data_loss=pipeline.accept_data_loss,
         restarts=pipeline.restarts,
     )
+
+
+def _run_measured(
+    pipeline: "ClickPipeline", archive: "ArchiveJob | None", as_json: bool, host: str, port: int | None
+) -> None:
+    """Run the queries, and serve their metrics if there is a port."""
+    if port is None:
+        _run(pipeline, archive, as_json)
+        return
+    from onceflow.clicks.run_metrics import RunMetrics
+
+    metrics = RunMetrics(pipeline.bootstrap, security=security())
+    with serving_metrics(host, port, metrics.collect):
+        _run(metrics.watching(pipeline), archive and metrics.watching(archive), as_json)
 
 
 def _run(pipeline: "ClickPipeline", archive: "ArchiveJob | None", as_json: bool) -> None:

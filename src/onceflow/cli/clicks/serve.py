@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.clicks.events import target_options
+from onceflow.cli.metrics import metrics_options, serving_metrics
 from onceflow.cli.options import SERVE_PORT, bootstrap_option
 from onceflow.cli.output import counted
 from onceflow.cli.security import security
@@ -103,6 +104,7 @@ MIB = 1 << 20
     type=click.IntRange(1),
     help="Maximum number of connections; further ones are refused with status 503.",
 )
+@metrics_options
 @bootstrap_option
 def serve(
     bootstrap: str, topic: str, partitions: int, keys_path: Path | None, host: str, port: int, **options: Any
@@ -144,6 +146,7 @@ async def _serve(
     from onceflow.clicks.ingest import server
     from onceflow.clicks.ingest.appender import Appender
     from onceflow.clicks.ingest.endpoint import Endpoint
+    from onceflow.clicks.ingest.traffic import collector
     from onceflow.clicks.ingest.visits import Stamp
     from onceflow.listening import url
 
@@ -157,14 +160,15 @@ async def _serve(
             click.echo(_summary(endpoint.counts), err=True)
 
     click.echo(f"accepting events for {topic} on {url(listening)}/events")
-    await server.serve(
-        listening,
-        appender,
-        endpoint,
-        report,
-        connections_max=options["connections_max"],
-        trusted_proxies=options["trusted_proxies"],
-    )
+    with serving_metrics(options["metrics_host"], options["metrics_port"], collector(endpoint)):
+        await server.serve(
+            listening,
+            appender,
+            endpoint,
+            report,
+            connections_max=options["connections_max"],
+            trusted_proxies=options["trusted_proxies"],
+        )
     report()
 
 

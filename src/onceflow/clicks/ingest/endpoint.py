@@ -8,6 +8,8 @@ costs no memory, because a request is refused before its body is kept.
 import asyncio
 import contextlib
 import math
+import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from onceflow.clicks.ingest.appender import Appender, Unwritten
 from onceflow.clicks.ingest.body import Body, BodyRefused, split
 from onceflow.clicks.ingest.limits import Memory, RateLimit
 from onceflow.clicks.ingest.visits import Stamp, is_bot
+from onceflow.metrics_server import BOUNDS_S
 
 SCRIPT = Path(__file__).parent / "static" / "onceflow.js"
 SCRIPT_BYTES_MAX = 2_048
@@ -76,6 +79,24 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
 
+class Traffic:
+    """Totals of the requests to `/events`."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[int] = Counter()
+        """Number of requests by status."""
+        self.body_bytes = 0
+        self.seconds = 0.0
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        """Number of requests by their time."""
+
+    def add(self, status: int, seconds: float) -> None:
+        """Count a response."""
+        self.requests[status] += 1
+        self.seconds += seconds
+        self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+
+
 class Endpoint:
     """`POST /events` and its preflight. `counts` has the number of events by result."""
 
@@ -89,9 +110,16 @@ class Endpoint:
         self._limits = limits
         self._keep_bots = keep_bots
         self.counts: Counter[str] = Counter()
+        self.traffic = Traffic()
+
+    @property
+    def memory(self) -> Memory:
+        """Memory of the requests in progress."""
+        return self._limits.memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        began_s = time.perf_counter()
         try:
             response = self._preflight(request) if request.method == "OPTIONS" else await self._post(request)
         except Refused as refused:
@@ -99,6 +127,7 @@ class Endpoint:
             response = _refusal(refused)
         except ClientDisconnect:
             return
+        self.traffic.add(response.status_code, time.perf_counter() - began_s)
         origin = request.headers.get("origin")
         if origin is not None and self._access.knows(origin):
             response.headers["Access-Control-Allow-Origin"] = origin
@@ -157,6 +186,7 @@ class Endpoint:
             body = Body(request.headers.get("content-encoding", "").strip().lower(), self._limits.body_bytes)
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
+                    self.traffic.body_bytes += len(chunk)
                     before = len(body)
                     memory.take(len(chunk))
                     body.add(chunk)

@@ -43,12 +43,12 @@ class Memory:
     """Bytes that requests may hold at a time, all together."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self.used = 0
 
     def take(self, count: int) -> bool:
         """Take bytes if they are left; return whether they were."""
-        if self.used + count > self._bytes_max:
+        if self.used + count > self.bytes_max:
             return False
         self.used += count
         return True
