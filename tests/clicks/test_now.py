@@ -215,6 +215,25 @@ def test_quiet_log_is_followed_completely(random: Random) -> None:
     assert world.now.pending.events == sum(map(len, world.log.values())) - counted.events
 
 
+def test_position_within_a_micro_batch() -> None:
+    """Sums may have the records of the micro-batch that is being written, or not."""
+    redis = ModelRedis({0: [Reason.NOT_JSON] * 3, 1: []})
+    redis.states.append({0: 1, 1: 0})
+    redis.begun = {0: 3, 1: 0}
+    at = Position.of(redis.marker(), TOPIC)
+    assert (at.low, at.high) == ({0: 1, 1: 0}, {0: 3, 1: 0})
+
+
+def test_lookup_beyond_read_records_is_refused() -> None:
+    """The user may be in a record that has been counted, and has not been read."""
+    redis = ModelRedis({0: [Click("u", 1, "a")] * 2, 1: []})
+    now = Now(redis.snapshot(), TOPIC, redis.offsets, top=TOP)
+    redis.states.append({0: 2, 1: 0})
+    lookup = redis.lookup(["u"])
+    assert not now.is_usable(lookup, {"u"}, {0: 1})
+    assert now.is_usable(lookup, {"u"}, {0: 2})
+
+
 @given(st.lists(st.tuples(st.sampled_from(["append", "drop", "shrink"]), st.integers(0, 9)), max_size=60))
 def test_memory_estimate_follows_the_ranges(steps: list[tuple[str, int]]) -> None:
     pending = Pending({0: 0})

@@ -127,13 +127,13 @@ MUTANTS = (
         "clicks/now.py",
         "            low |= {int(partition): begin for partition, (begin, _) in ranges.items()}",
         "            pass",
-        _NOW + "test_sums_in_any_order",
+        _NOW + "test_position_within_a_micro_batch",
     ),
     Mutant(
         "clicks/now.py",
         "        return is_ahead and all(ends.get(partition, -1) >= offset for partition, offset in at.high.items())",
         "        return is_ahead",
-        _NOW + "test_quiet_log_is_followed_completely",
+        _NOW + "test_lookup_beyond_read_records_is_refused",
     ),
     Mutant(
         "clicks/now.py",
