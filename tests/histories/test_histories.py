@@ -5,13 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from onceflow.client.cluster import Cluster
 from tests.campaigns import RecordProperty
+from tests.histories.broker_with_clock import SkewedBroker
 from tests.histories.checker import anomalies
-from tests.histories.run import FIGURES, run
+from tests.histories.run import BROKER, FIGURES, await_copies, run
+from tests.histories.workers import COPIES, PARTITIONS, Copier, Run, Sender
 
 SHORT_S = 8
 LONG_S = 300
@@ -27,6 +31,32 @@ def test_a_short_run_has_no_anomaly(tmp_path: Path) -> None:
     assert not listed, "\n".join(map(str, listed[:SHOWN_MAX]))
     assert figures["ok transactions"] > 0, figures
     assert figures["kill"] + figures["freeze"] + figures["clock jump"] > 0, figures
+
+
+def test_copies_are_awaited_while_broker_is_frozen(tmp_path: Path) -> None:
+    """A reader that receives nothing for a while has not reached the end."""
+    with SkewedBroker(tmp_path, *BROKER) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            for topic, count in PARTITIONS.items():
+                cluster.create_topic(topic, count)
+        work = Run(broker.bootstrap, seed=0)
+        sender = Sender(work, "sender", work.stopping)
+        sender.open()
+        sender.step()
+        copier = Copier(work, "copier", work.copied)
+        os.kill(broker.pid, signal.SIGSTOP)
+        timers = [threading.Timer(3, os.kill, (broker.pid, signal.SIGCONT)), threading.Timer(4, copier.start)]
+        for timer in timers:
+            timer.start()
+        try:
+            await_copies(work)
+        finally:
+            for timer in timers:
+                timer.join()
+            work.copied.set()
+            copier.join()
+        polled = [poll.key for operation in work.operations for poll in operation.polls]
+        assert any(key.startswith(COPIES) for key in polled)
 
 
 @pytest.mark.campaign
