@@ -9,16 +9,10 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop(threading.Event):
-    """Event set by the first signal, with the number of that signal."""
-
-    signal_number: int | None = None
-
-
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[Stop]:
+def stop_on_signals() -> Iterator[threading.Event]:
     """Return a flag that the first SIGINT or SIGTERM sets; the second one has its former effect. Main thread only."""
-    stop = Stop()
+    stop = threading.Event()
     previous = {number: signal.getsignal(number) for number in SIGNALS}
 
     def restore() -> None:
@@ -27,7 +21,6 @@ def stop_on_signals() -> Iterator[Stop]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         restore()
-        stop.signal_number = number
         stop.set()
 
     for number in SIGNALS:
