@@ -452,7 +452,9 @@ def test_begun_batch_is_finished_first(place: Place) -> None:
 COMMANDS = [
     name
     for names in re.findall(
-        r"-@all (.*)$|with buckets also `([^`]*)`|rebuild` needs .*`(.*)`", (ROOT / "docs/redis.md").read_text(), re.M
+        r"-@all (.*)$|with buckets or event ids also `([^`]*)`|rebuild` needs .*`(.*)`",
+        (ROOT / "docs/redis.md").read_text(),
+        re.M,
     )
     for name in " ".join(names).split()
 ]

@@ -9,6 +9,7 @@ import pytest
 from onceflow import client
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.records import read_records
+from onceflow.errors import installed_from
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
@@ -32,7 +33,7 @@ def test_without_librdkafka_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     said = (
         "Producer needs the package confluent_kafka, which is not installed; "
-        "install it with: pip install 'onceflow-0.1.0-py3-none-any.whl[client]'"
+        f"install it with: pip install '{installed_from()}[client]'"
     )
     assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 

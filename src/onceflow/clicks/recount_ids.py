@@ -7,12 +7,12 @@ is judged, so the result does not depend on micro-batches.
 import hashlib
 from array import array
 from collections.abc import Iterator
-
-import numpy as np
-import numpy.typing as npt
+from itertools import groupby
 
 from onceflow.clicks.recount import event_id, judge
 
+GROUPS = 256
+"""Groups of ids that are sorted one after the other, since Python's objects need more memory than the columns."""
 PARTS = 4
 """An id is kept by quarters of the window, and for all of it at least."""
 
@@ -46,11 +46,11 @@ class IdRecount:
 
     def duplicates(self) -> set[Position]:
         """Return the records that do not count."""
-        return {position for _, records in self._repeated() for position in self._others(records)}
+        return {position for records in self._repeated() for position in self._others(records)}
 
     def spread(self) -> int:
         """Return the number of ids in several partitions, whose records have no order."""
-        return sum(len({partition for _, partition, _ in records}) > 1 for _, records in self._repeated())
+        return sum(len({partition for _, partition, _ in records}) > 1 for records in self._repeated())
 
     def _others(self, records: list[tuple[int, int, int]]) -> Iterator[Position]:
         counted: list[int] = []
@@ -60,17 +60,14 @@ class IdRecount:
             else:
                 counted.append(quarter)
 
-    def _repeated(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Yield each id with several records, and their quarters, partitions and offsets, in this order."""
-        columns = [np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64) for column in self._columns]
-        order = np.lexsort(columns[::-1])
-        low, high, *places = (column[order] for column in columns)
-        is_same = (low[1:] == low[:-1]) & (high[1:] == high[:-1])
-        for first, last in _runs(is_same):
-            yield first, list(zip(*(place[first : last + 1].tolist() for place in places), strict=True))
-
-
-def _runs(is_same: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last index of each run of equal neighbours."""
-    edges = np.diff(np.concatenate(([False], is_same, [False])).astype(np.int8))
-    yield from zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist(), strict=True)
+    def _repeated(self) -> Iterator[list[tuple[int, int, int]]]:
+        """Yield the quarters, partitions and offsets of each id with several records, in this order."""
+        groups = [array("q") for _ in range(GROUPS)]
+        for index, low in enumerate(self._columns[0]):
+            groups[low % GROUPS].append(index)
+        for group in groups:
+            rows = sorted(tuple(column[index] for column in self._columns) for index in group)
+            for _, same in groupby(rows, lambda row: row[:2]):
+                records = [(quarter, partition, offset) for _, _, quarter, partition, offset in same]
+                if len(records) > 1:
+                    yield records
