@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, Sequence[str]] = {
     "dashboard": ("--host", "192.0.2.1"),
     "sink": ("show", "redis", "--redis", "redis://127.0.0.1:1/1"),
     "status": (*BROKER, *REDIS),
+    "watch": ("--once", "--alert", "redis down", *BROKER, *REDIS),
     "load": ("missing", "{file}.d", *BROKER),
     "archive": ("{file}.d", "--topic", "absent", *BROKER),
     "query": ("totals", "--archive", "{file}.d"),

@@ -26,6 +26,7 @@ COMMANDS = {
     "transaction": "onceflow.cli.kafka.transactions:transaction",
     "sink": "onceflow.cli.sinks:sink",
     "status": "onceflow.cli.status:status",
+    "watch": "onceflow.cli.watch:watch",
     "doctor": "onceflow.cli.doctor.command:doctor",
     "log": "onceflow.cli.log.dump:log",
     "generate": "onceflow.cli.clicks.events:generate",
@@ -60,6 +61,7 @@ SUMMARIES: dict[str, str] = {
     "transaction": "List, describe and abort transactions.",
     "sink": "Show and reset the state of exactly-once sinks.",
     "status": "Show brokers, topics, groups with lag, the count's progress and Redis on one screen.",
+    "watch": "Report when the lag, the rate or a server needs attention, also to a webhook.",
     "doctor": "Check packages, Java, ports, disk, Kafka, Redis and clocks; each problem with its remedy.",
     "log": "Inspect log files.",
     "generate": "Write generated click events to a topic.",
@@ -102,6 +104,7 @@ EXTRAS = {
     "dashboard": "dashboard",
     "sink": "spark",
     "status": "dashboard",
+    "watch": "dashboard",
     "load": "spark",
 }
 """Command name → the smallest extras with its packages; any other command needs `demo`, which has everything."""
