@@ -67,7 +67,7 @@ Exported = dict[str, set[str]]
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, bootstrap: str, redis_server: RedisProcess) -> Exported:
-    """What the programs export, apart from the metrics of the process."""
+    """Metrics of all programs, apart from those of the process."""
     topic = "monitored"
     with Cluster(bootstrap) as cluster:
         cluster.create_topic(topic, 1)
