@@ -6,6 +6,7 @@ _LUA = "spark/redis/lua/"
 _TESTS = "clicks/test_event_ids.py::"
 _FOLLOW = _TESTS + "test_numbers_follow_from_the_events"
 _WINDOW = _TESTS + "test_id_counts_again_after_the_window"
+_TIMES = _TESTS + "test_older_timestamps_do_not_reopen_the_window"
 _REBUILD = _TESTS + "test_rebuild_while_a_batch_is_written"
 
 MUTANTS = (
@@ -25,7 +26,7 @@ MUTANTS = (
         _TESTS + "test_first_record_of_a_partition_counts",
     ),
     Mutant(
-        _LUA + "ids.lua", "      if times ~= '' then redis.call('HSET', MARKER, 'ids_times', times) end\n", "", _WINDOW
+        _LUA + "ids.lua", "      if times ~= '' then redis.call('HSET', MARKER, 'ids_times', times) end\n", "", _TIMES
     ),
     Mutant(_LUA + "seal.lua", "if #old > 0 then remove(ids, old) end\n", "", _TESTS + "test_old_ids_are_removed"),
     Mutant(
@@ -44,12 +45,24 @@ MUTANTS = (
         "spark/redis/ids.py",
         "np.maximum(np.maximum.accumulate(timestamps_ms), max(before, 0))",
         "timestamps_ms",
-        _TESTS + "test_older_timestamps_do_not_reopen_the_window",
+        _TIMES,
     ),
     Mutant(
         "clicks/recount_ids.py",
         "abs(quarter - known) <= PARTS",
         "abs(quarter - known) < PARTS",
         _WINDOW,
+    ),
+    Mutant(
+        "clicks/event_ids.py",
+        "pc.if_else(is_other, DUPLICATE, reasons)",
+        "reasons",
+        _TESTS + "test_decoders_find_ids_and_leave_out_duplicates",
+    ),
+    Mutant(
+        "clicks/live.py",
+        "if marker is not None and marker.counts_ids:",
+        "if False:",
+        _TESTS + "test_live_numbers_are_the_counted_ones",
     ),
 )
