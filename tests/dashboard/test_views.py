@@ -246,6 +246,26 @@ def test_page_without_an_archive(
     expect(page.locator("#user-sessions-rows tr").first).to_be_visible()
 
 
+def test_redis_away_and_back_in_a_range(
+    bootstrap: str, new_redis: Callable[..., RedisProcess], topic: str, tmp_path: Path, page: Page
+) -> None:
+    """The archive has the numbers of the range; each panel says or shows by its colour where they come from."""
+    server = new_redis()
+    days = count_and_archive(bootstrap, server.url, topic, tmp_path, events=60, counted=60)
+    with running_page(days.addresses, archive=days.archive) as running:
+        page.goto(f"{running.url}/?range=7d")
+        amounts_are(page, numbers(days.events))
+        expect(page.locator("#chart-note")).to_contain_text("as of the last micro-batch")
+        server.kill()
+        expect(page.locator("#chart-note")).to_contain_text("from the archive")
+        amounts_are(page, numbers(days.events))
+        list_is(page, "country", top(days.events, "country"))
+        list_is(page, "os", top(days.events, "os"))
+        server.start()
+        expect(page.locator("#chart-note")).to_contain_text("as of the last micro-batch")
+        expect(page.locator("#banners .bad")).to_have_count(0)
+
+
 # Export
 
 
@@ -271,6 +291,17 @@ def exported(page: Page, place: Locator, layout: str) -> list[dict[str, str]]:
 
 
 # Users
+
+
+def test_longer_list_of_users(shown: Page, events: Sequence[Event]) -> None:
+    users = top(chosen(events, LAST_DAY_MS), "uid")
+    expect(list_of(shown, "uid")).to_have_count(10)
+    more = shown.locator("[data-dimension=uid]").get_by_role("button")
+    more.click()
+    expect(list_of(shown, "uid")).to_have_count(len(users))
+    expect(more).to_have_text("Show fewer")
+    more.click()
+    expect(list_of(shown, "uid")).to_have_count(10)
 
 
 def test_users_are_found_by_a_part(shown: Page, events: Sequence[Event]) -> None:

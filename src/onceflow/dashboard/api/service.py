@@ -181,11 +181,12 @@ class Service:
         return await self._of_archive.run(call)
 
     def _marker(self) -> MarkerView | None:
-        """Return the marker; None before the first micro-batch, and while Redis is away."""
+        """Return the marker, while Redis is away the last one that was read; None before the first micro-batch."""
         try:
             return self.analytics.marker()
         except RedisUnreachable:
-            return None
+            counts = self.feed.counts
+            return None if counts is None else counts.marker
 
     def _archived_names(self, marker: MarkerView | None, topic: str, fields: EventFields) -> Mapping[str, str]:
         """Return the archive's names of the job's dimensions. Raises OtherArchive for an archive of other events."""

@@ -4,7 +4,7 @@
 import { ask, filesOf } from "./api.js";
 import { Chart } from "./chart.js";
 import * as controls from "./controls.js";
-import { $, make, pairs, put, rows } from "./dom.js";
+import { $, attribute, make, pairs, put, rows } from "./dom.js";
 import * as lists from "./lists.js";
 import { now_ms, snapshot } from "./live.js";
 import { canExplore, filled, rangeOf } from "./range.js";
@@ -12,13 +12,13 @@ import { state, zone } from "./state.js";
 import * as zones from "./zones.js";
 import { age, capitalized, clock, count, duration, rate } from "./words.js";
 
-const AGAIN_MS = 2_000; // Prepared numbers are cheap.
-const ARCHIVE_AGAIN_MS = 15_000;
-const FAILED_AGAIN_MS = 5_000;
+// After a micro-batch the numbers are asked for again, at most this often, and for at most a tenth of the time.
+const AGAIN_MS = { counts: 2_000, archive: 15_000, failed: 5_000 };
+const PAUSE_PER_LOAD = 9;
 const SLOW_MS = 1_000;
 const UNKNOWN = "–";
 
-const view = { capabilities: null, range: null, controller: null, startedAt: null, endedAt: -Infinity, batch: null, newest_ms: null, points: [], totals: null, isSlow: false, hasFailed: false };
+const view = { capabilities: null, range: null, controller: null, startedAt: null, endedAt: -Infinity, batch: null, newest_ms: null, points: [], totals: null, took_ms: 0, hasFailed: false };
 let chart = null;
 
 export function begin() {
@@ -47,7 +47,8 @@ export function refresh() {
   if (!view.capabilities || !current?.counted || state().view !== "overview") return;
   if (view.range?.isLive) showLive(current);
   if (view.startedAt !== null) { showProgress(); return; }
-  const again_ms = view.isSlow || view.range.where?.length ? ARCHIVE_AGAIN_MS : view.hasFailed ? FAILED_AGAIN_MS : AGAIN_MS;
+  const kind = view.range.where.length ? "archive" : view.hasFailed ? "failed" : "counts";
+  const again_ms = Math.max(AGAIN_MS[kind], PAUSE_PER_LOAD * view.took_ms);
   const isNew = current.batch && current.batch.number !== view.batch;
   if ((isNew || view.hasFailed) && !document.hidden && performance.now() - view.endedAt > again_ms) loadRange({ isRepeated: true });
 }
@@ -57,8 +58,13 @@ function arrange() {
   controls.show(view.range, view.capabilities);
   const explores = canExplore(view.capabilities);
   for (const fact of document.querySelectorAll("[data-over-time]")) fact.hidden = fact.dataset.overTime !== String(explores);
-  const dimensions = view.capabilities.dimensions.map(({ name }) => name);
-  lists.arrange(["uid", ...(dimensions.length ? dimensions : ["os"])], (name) => loadList(name));
+  lists.arrange(["uid", ...dimensions()], (name) => loadList(name));
+}
+
+/** Names of the dimensions; every job has the operating system. */
+function dimensions() {
+  const names = view.capabilities.dimensions.map(({ name }) => name);
+  return names.length ? names : ["os"];
 }
 
 async function loadRange({ isRepeated }) {
@@ -73,7 +79,7 @@ async function loadRange({ isRepeated }) {
     await loadParts(controller.signal);
   } finally {
     if (view.controller === controller) {
-      view.isSlow = performance.now() - view.startedAt > SLOW_MS;
+      view.took_ms = performance.now() - view.startedAt;
       Object.assign(view, { startedAt: null, endedAt: performance.now() });
       $("series").setAttribute("aria-busy", "false");
       showProgress();
@@ -85,9 +91,9 @@ async function loadParts(signal) {
   await part(signal, loadNow, () => put($("active"), UNKNOWN));
   if (signal.aborted) return;
   arrange();
-  const dimensions = view.capabilities.dimensions.map(({ name }) => name).filter((name) => !view.range.isLive || name !== "os" || lists.lengthOf(name) === lists.LONG);
+  const isAsked = (name) => !view.range.isLive || name !== "os" || lists.lengthOf(name) === lists.LONG;
   view.totals = view.range.isLive ? null : loadTotals(signal);
-  const parts = [view.totals, ...["uid", ...dimensions].map((name) => loadList(name, signal))];
+  const parts = [view.totals, ...["uid", ...dimensions().filter(isAsked)].map((name) => loadList(name, signal))];
   if (!view.range.isLive) parts.push(loadSeries(signal), loadSessions(signal));
   if (canExplore(view.capabilities)) parts.push(part(signal, loadToday, (error) => { put($("today"), UNKNOWN); put($("today-note"), error); }));
   $("sessions").hidden = view.range.isLive || !view.capabilities.sessions || view.range.where.length > 0;
@@ -162,6 +168,7 @@ function showSeries(source) {
   const name = metric === "events" ? "Events" : metric === "clicks" ? "Clicks" : "Users";
   const when = range === "today" ? "today and yesterday" : `${zones.dateTime(from, zone())} – ${zones.dateTime(to, zone())}`;
   const summary = peak && peak.value > 0 ? `peak ${count(peak.value)}` : "";
+  attribute($("series"), "data-source", source);
   put($("chart-title"), `${name} per ${per}`);
   put($("chart-note"), `${when}${sourceNote(source)}${range === "today" ? ", dashed: yesterday" : ""}`);
   $("chart").hidden = false;
@@ -234,13 +241,14 @@ async function loadList(dimension, signal = view.controller?.signal ?? new Abort
   // The snapshot's live users are shown until someone asks for more of them.
   if (isLive && dimension === "uid" && limit === lists.SHORT) return;
   await part(signal, async () => {
-    const { body } = await ask("top", parameters, signal);
+    const { body, source } = await ask("top", parameters, signal);
     const isWhole = !state().filters.some(([name]) => name === dimension);
     const totals = isLive ? snapshot().totals : await view.totals;
     if (signal.aborted) return;
     lists.show(dimension, body.map(({ value, clicks }) => [value, clicks]), {
       whole: isWhole && totals ? totals.clicks : null,
       filters: view.capabilities.filters,
+      source,
       file: ["top", parameters, `onceflow-top-${dimension.replace(/\W/g, "_")}`],
     });
   }, (text) => lists.fail(dimension, text));
@@ -266,6 +274,7 @@ function showRate({ begin_ms, step_ms, per_second }) {
   const points = per_second.map((value, index) => ({ start_ms: begin_ms + index * step_ms, end_ms: begin_ms + (index + 1) * step_ms, value }));
   const known = per_second.filter((value) => value !== null);
   const summary = known.length ? `peak ${rate(Math.max(...known))}` : "";
+  attribute($("series"), "data-source", null);
   put($("chart-title"), "Events counted per second");
   put($("chart-note"), "by the finish time of the micro-batch, in steps of 10 s");
   $("chart").hidden = false;

@@ -46,10 +46,11 @@ function createPanel(name, onLength) {
 
 /**
  * Shows values as [value, clicks]. `whole` is the number of which a value is a part, null if it is unknown; a value
- * filters if `filters` is true. `others` is the last row of a list that is longer, which is not a value.
+ * filters if `filters` is true. `source` is where they come from, and `others` is the last row of a list that is longer, which is not a value.
  */
-export function show(dimension, items, { whole = null, filters = false, others = null, file = null } = {}) {
+export function show(dimension, items, { whole = null, filters = false, others = null, file = null, source = null } = {}) {
   const panel = panels.get(dimension);
+  attribute(panel.section, "data-source", source);
   const kind = dimension === "uid" ? "link" : filters ? "filter" : "text";
   if (panel.kind !== kind) { panel.list.replaceChildren(); panel.kind = kind; }
   const longest = Math.max(0, ...items.map(([, clicks]) => Number(clicks)), Number(others?.[1] ?? 0));

@@ -108,7 +108,7 @@ function problems() {
   if (services.redis.state === "down") {
     const { other_job: other } = services.redis;
     const problem = other ? "These are not the counts of onceflow run." : `Redis has been down since ${clock(services.redis.since_ms)}.`;
-    const kept = counted ? "The numbers below are the last ones read." : other ? "" : "The counts appear when it is back.";
+    const kept = counted ? "The live numbers are the last ones read." : other ? "" : "The counts appear when it is back.";
     list.push(["bad", problem, `${capitalized(services.redis.error)} ${kept}`]);
   }
   if (services.broker.state === "down") {

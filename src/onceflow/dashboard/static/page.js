@@ -54,12 +54,17 @@ function tick() {
 }
 
 let known = "";
+let measured = null;
 
 async function readCapabilities() {
   setCapabilities((await ask("capabilities", {})).body);
 }
 
 function setCapabilities(capabilities) {
+  // While Redis is away, the job still counts what it counted before.
+  const { over_time, sessions, dimensions, newest_ms } = capabilities;
+  if (over_time !== null) measured = { over_time, sessions, dimensions, newest_ms };
+  else Object.assign(capabilities, measured);
   const text = JSON.stringify({ ...capabilities, newest_ms: null, kept_from_ms: null });
   if (text === known) return;
   known = text;
