@@ -31,9 +31,7 @@ USERS = re.findall(
 )
 WRITER, READER = (commands.split() for _, commands in USERS)
 RESETTER = re.findall(r"sink reset` needs `(.*?)`", (ROOT / "docs/redis.md").read_text())[0].split()
-WITH_BUCKETS = re.findall(r"with buckets or event ids also `(.*?)`", (ROOT / "docs/redis.md").read_text(), re.S)[
-    0
-].split()
+WITH_BUCKETS = re.findall(r"or event ids also `(.*?)`", (ROOT / "docs/redis.md").read_text(), re.S)[0].split()
 OPTIONAL = {"+info", "+waitaof", "+config|get"}
 """Commands that the sink can do without: it logs that it cannot check or wait for something."""
 
