@@ -202,6 +202,7 @@ class Remedy(StrEnum):
     OTHER_PAGE_PORT = "choose another {option}port, or 0 for a free one"
     HIGHER_PORT = "choose a {option}port above 1023"
     THIS_MACHINE = "try {option}host 127.0.0.1"
+    REQUIRE_LOGIN = "add --token-file FILE, or --trust-header NAME with --trusted-proxies ADDRESS"
     SHOW_ARCHIVE = "start 'onceflow dashboard' with --archive DIRECTORY"
     MATCHING_ARCHIVE = "specify the archive of the counted events with --archive"
     FREE_PORT = "{option}port 0"

@@ -1,5 +1,7 @@
 """Questions over the archive and the log behind it, compared with plain Python over the same events."""
 
+import contextlib
+import itertools
 import json
 import random
 from collections import Counter
@@ -16,14 +18,16 @@ from hypothesis import strategies as st
 
 from onceflow.cli import onceflow
 from onceflow.clicks import queries
-from onceflow.clicks.archive_errors import QueryRefused
+from onceflow.clicks.archive_errors import QueryCancelled, QueryRefused
 from onceflow.clicks.events import os_of
-from onceflow.clicks.queries import WIDTHS_MS, Selection, open_events
+from onceflow.clicks.queries import WIDTHS_MS, ArchiveReader, Selection, open_events
+from onceflow.clicks.windows import Window
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
+from onceflow.client.records import read_partitions
 from onceflow.remedies import Remedy
 from tests import remedies
-from tests.clicks.archived import START_MS, event, filled
+from tests.clicks.archived import START_MS, add_batch, event, filled
 from tests.clicks.counted import write
 
 MINUTE_MS = 60_000
@@ -173,6 +177,92 @@ def test_log_behind_the_archive(bootstrap: str, cluster: Cluster, topic: str, tm
         assert [row["offset"] for row in opened.timeline("ann")] == [2, 0]
     with open_events(tmp_path) as opened:
         assert opened.totals()["events"] == 2
+
+
+def offsets(reader: ArchiveReader, cluster: Cluster) -> list[tuple[int, int]]:
+    """Return partition and offset of every event of the reader."""
+    with reader.events(cluster) as opened:
+        rows = [row for uid in ("ann", "bob") for row in opened.timeline(uid)]
+        assert opened.totals()["events"] == len(rows)
+    return sorted((row["partition"], row["offset"]) for row in rows)
+
+
+def test_reader_keeps_the_tail(
+    bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record of the log is read once, while the archive and the log grow."""
+    monkeypatch.setattr(queries, "CHUNKS_MAX", 2)
+    chance, read = random.Random(4), Counter[int]()
+    values = [event(chance.choice(["ann", "bob"]), START_MS + number) for number in range(60)]
+    original = read_partitions
+
+    def counting(connected: Cluster, name: str, begins: Any, ends: Any) -> Any:
+        for partition, record in original(connected, name, begins, ends):
+            read[record.offset] += partition == 0
+            yield partition, record
+
+    monkeypatch.setattr(queries, "read_partitions", counting)
+    archive = filled(tmp_path, [values[:5]], topic=topic)
+    write(bootstrap, topic, {0: values[:10], 1: []})
+    written, archived = 10, 5
+    with contextlib.closing(ArchiveReader(tmp_path)) as reader:
+        while written < len(values):
+            assert offsets(reader, cluster) == [(0, offset) for offset in range(written)]
+            if chance.random() < 0.4 and archived < written:
+                until = chance.randrange(archived + 1, written + 1)
+                add_batch(archive, values[archived:until], topic=topic)
+                archived = until
+            if chance.random() < 0.7:
+                until = min(len(values), written + chance.randrange(1, 8))
+                write(bootstrap, topic, {0: values[written:until]})
+                written = until
+        assert offsets(reader, cluster) == [(0, offset) for offset in range(written)]
+    assert archived > 20 and set(read.values()) == {1}
+
+
+def test_reader_follows_a_recreated_topic(bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    filled(tmp_path, [[event("ann", START_MS)]], topic=topic)
+    write(bootstrap, topic, {0: [event("ann", START_MS), event("ann", START_MS)], 1: []})
+    with contextlib.closing(ArchiveReader(tmp_path)) as reader:
+        assert offsets(reader, cluster) == [(0, 0), (0, 1)]
+        cluster.delete_topic(topic)
+        write(bootstrap, topic, {0: [event("ann", START_MS), event("bob", START_MS), event("bob", START_MS)], 1: []})
+        with reader.events(cluster) as opened:
+            assert [row["offset"] for row in opened.timeline("bob")] == [2, 1]
+            assert [row["offset"] for row in opened.timeline("ann")] == [0]
+
+
+def test_windows_of_any_length(events: list[dict[str, Any]], directory: Path) -> None:
+    """Runs of one length are one query; others follow in the order of the windows."""
+    minutes = [0, 7, 14, 21, 30, 80, 80, 95]
+    windows = [
+        Window(START_MS + one * MINUTE_MS, START_MS + two * MINUTE_MS) for one, two in itertools.pairwise(minutes)
+    ]
+    with open_events(directory) as opened:
+        counts = opened.windows(windows, by="country", users=True)
+    shown = {(one.start_ms, one.value): (one.events, one.clicks, one.users) for one in counts}
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for one in events:
+        for window in windows:
+            if window.start_ms <= one["event_time"] < window.end_ms:
+                groups.setdefault((window.start_ms, str(one["country"])), []).append(one)
+    assert shown == {
+        key: (len(group), sum(one["click_count"] for one in group), len({one["uid"] for one in group}))
+        for key, group in groups.items()
+    }
+
+
+def test_cancelled_reader_keeps_nothing(bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    filled(tmp_path, [[event("ann", START_MS)]], topic=topic)
+    write(bootstrap, topic, {0: [event("ann", START_MS), event("bob", START_MS)], 1: []})
+    with contextlib.closing(ArchiveReader(tmp_path)) as reader:
+        with pytest.raises(QueryCancelled), reader.events(cluster, lambda: True):
+            pass
+        assert offsets(reader, cluster) == [(0, 0), (0, 1)]
+        with reader.events(cluster) as opened:
+            opened.interrupt()
+            assert opened.totals()["events"] == 2, "nothing was running"
+        opened.interrupt()
 
 
 @pytest.mark.remedy(Remedy.ARCHIVE_ONLY, Remedy.WAIT_FOR_ARCHIVE)

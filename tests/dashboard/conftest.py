@@ -18,8 +18,9 @@ from onceflow.clicks.results import Keys
 from onceflow.dashboard.api.service import Service
 from onceflow.dashboard.app import create_app
 from onceflow.dashboard.feed import Feed
-from onceflow.dashboard.server import PageServer
+from onceflow.dashboard.server import CONNECTIONS_MAX, HTTP, PageServer
 from onceflow.dashboard.sources import Addresses
+from onceflow.http_server import bounded
 from onceflow.listening import listen, url
 from tests.conftest import WITHIN_S, RedisProcess
 
@@ -111,13 +112,13 @@ def running_page(
     poll_s: float = 0.1,
     alive_s: float = ALIVE_S,
     archive: Path | None = None,
-    **service: Any,
+    **options: Any,
 ) -> Iterator[RunningPage]:
     """Serve the page until the block ends, on a free port unless one is named."""
     with listen("127.0.0.1", port) as listening:
         feed = Feed(addresses, poll_s=poll_s, alive_s=alive_s)
-        app = create_app(feed, service=Service(feed, addresses, archive, **service))
-        server = PageServer(uvicorn.Config(app, log_level="warning", access_log=False), feed)
+        app = create_app(feed, service=Service(feed, addresses, archive), **options)
+        server = PageServer(uvicorn.Config(app, http=bounded(CONNECTIONS_MAX), **HTTP), feed)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
         running = RunningPage(url(listening), feed)
         thread.start()

@@ -24,6 +24,7 @@ from onceflow.clicks.windows import (
     Window,
     WindowCounts,
     refuse_more_buckets,
+    refuse_more_rows,
     windows_between,
 )
 from onceflow.remedies import Remedy
@@ -126,13 +127,15 @@ class Analytics(Results):
         slide_ms: int | None = None,
         *,
         by: str | None = None,
+        values: int | None = None,
         begin_ms: int | None = None,
         end_ms: int | None = None,
     ) -> list[WindowCounts]:
         """Return the windows that overlap [begin_ms, end_ms) and have events, in the order of time.
 
-        With a dimension `by` a window has an entry for each value, most events first. The default range is the 24 hours
-        up to the newest event. Raises WrongWindow, and Removed for a time that is not kept.
+        With a dimension `by` a window has an entry for each value, or for the `values` with most clicks, most events
+        first. The default range is the 24 hours up to the newest event. Raises WrongWindow, and Removed for a time
+        that is not kept.
         """
 
         def read(marker: MarkerView) -> list[WindowCounts]:
@@ -140,7 +143,8 @@ class Analytics(Results):
             counted.require("over_time", by)
             times = self._range(marker, begin_ms, end_ms)
             chosen = windows_between(times.start_ms, times.end_ms, length_ms, slide_ms or length_ms)
-            return list(self._windows(counted, chosen, by))
+            refuse_more_rows(chosen, None if by is None else values)
+            return list(self._windows(counted, chosen, by, values=values))
 
         return self.at_one_batch(read)
 
@@ -157,6 +161,7 @@ class Analytics(Results):
             counted = self._counted(marker)
             counted.require("over_time", by)
             refuse_more_buckets(chosen)
+            refuse_more_rows(chosen, None if by is None else values)
             return list(self._windows(counted, chosen, by, values=values, users=users))
 
         return self.at_one_batch(read)

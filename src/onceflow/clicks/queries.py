@@ -25,7 +25,7 @@ from onceflow.clicks.archive import Archive, Version
 from onceflow.clicks.archive_errors import ArchiveFailed, QueryCancelled, QueryRefused
 from onceflow.clicks.event_table import SCHEMA, event_table
 from onceflow.clicks.single_event import EventFields
-from onceflow.clicks.windows import TooMuch, Window, WindowCounts
+from onceflow.clicks.windows import TooMuch, Window, WindowCounts, refuse_more_rows
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import ClientError
 from onceflow.client.lag import log_ends
@@ -119,6 +119,7 @@ class Events:
             raise TooMuch(
                 f"these windows need {len(runs):,} queries, at most {RUNS_MAX} are allowed: {Remedy.ASK_LESS}"
             )
+        refuse_more_rows(chosen, None if by is None else values)
         if by is not None and values is not None and runs:
             span = Selection(chosen[0].start_ms, chosen[-1].end_ms, where)
             most = [(by, row["value"]) for row in self.top(by, span, count=values)]

@@ -13,7 +13,8 @@ from onceflow.remedies import Remedy
 
 WINDOWS_MAX = 10_000
 BUCKETS_MAX = 200_000
-"""Maximum of the windows of one query, and of their buckets together."""
+ROWS_MAX = 50_000
+"""Maximum of the windows of one query, of their buckets together, and of their rows with the largest values."""
 
 
 class WrongWindow(OnceflowError):
@@ -107,6 +108,16 @@ def refuse_more_windows(count: int, count_max: int = WINDOWS_MAX) -> None:
     """Raise TooMuch for more windows than one query may have."""
     if count > count_max:
         raise TooMuch(f"these are {count:,} windows, and one query has at most {count_max:,}: {Remedy.ASK_LESS}")
+
+
+def refuse_more_rows(windows: Sequence[Window], values: int | None) -> None:
+    """Raise TooMuch for windows that would have more rows with the largest `values` than one query may return."""
+    count = len(windows) * (values or 0)
+    if count > ROWS_MAX:
+        raise TooMuch(
+            f"{len(windows):,} windows with {values} values are {count:,} rows, at most {ROWS_MAX:,} are allowed: "
+            f"{Remedy.ASK_LESS}"
+        )
 
 
 def refuse_more_buckets(windows: Iterable[Window]) -> None:

@@ -1,14 +1,14 @@
 """The ASGI app: the page, its files, the live feed, the same numbers as JSON, the API, and a health check.
 
-The content security policy allows only files and scripts of this server, so that markup in a uid remains text. There is
-no authentication. If the server listens only on this machine, a request's Host header must name this machine.
-Otherwise a page of another site could point its own name here and read the numbers (DNS rebinding).
+The content security policy allows only files and scripts of this server, so that markup in a uid remains text. If the
+server listens only on this machine, a request's Host header must name this machine. Otherwise a page of another site
+could point its own name here and read the numbers (DNS rebinding). `onceflow.dashboard.login` has the ways to log in.
 """
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -34,12 +34,16 @@ from onceflow.dashboard.api.routes import PREFIX, ROUTES
 from onceflow.dashboard.api.service import Service
 from onceflow.dashboard.board import Document, exact
 from onceflow.dashboard.feed import Feed
+from onceflow.dashboard.login import NO_LOGIN, Login, TokenLogin
+from onceflow.dashboard.login_pages import ALLOWED, LoginPages, LoginRequired, is_own_page
 from onceflow.dashboard.metrics import PageMetrics
 from onceflow.errors import OnceflowError
 from onceflow.listening import is_loopback
 from onceflow.remedies import Remedy
 
 STATIC = Path(__file__).parent / "static"
+GUARDED_PATHS = ("/api/", "/events", "/metrics", "/login", "/logout")
+"""Paths that pages of other sites may not request."""
 UID_BYTES_MAX = 1_024
 """Maximum size of a valid uid; longer ones are refused."""
 
@@ -57,14 +61,17 @@ HEADERS = {
 class SafeHeaders:
     """Middleware that adds HEADERS to every response, errors included."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, has_forms: bool) -> None:
         self._app = app
+        policy = HEADERS["Content-Security-Policy"]
+        own_forms = policy.replace("form-action 'none'", "form-action 'self'")
+        self._headers = HEADERS | {"Content-Security-Policy": own_forms if has_forms else policy}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in self._headers.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -97,30 +104,35 @@ def as_event(document: Document | None) -> bytes:
 
 
 class OwnPages:
-    """Middleware that refuses numbers to pages of other sites, which browsers name in each request."""
+    """Middleware that refuses requests of other sites' pages, which browsers mark; links to the page itself work."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(("/api/", "/events", "/metrics")):
-            headers = Headers(scope=scope)
-            site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-            is_own = origin is None or origin.partition("://")[2] == headers.get("host")
-            if site not in ("none", "same-origin") or not is_own:
-                refusal = refused(403, "forbidden", "pages of other sites may not read this; open the dashboard itself")
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        is_guarded = scope["type"] == "http" and scope["path"].startswith(GUARDED_PATHS)
+        if is_guarded and not is_own_page(Headers(scope=scope)):
+            refusal = refused(403, "forbidden", "pages of other sites may not read this, only the dashboard itself")
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
-def create_app(feed: Feed, host: str = "127.0.0.1", service: Service | None = None) -> Starlette:
-    """Return the app. `host` is the address that the server listens on; it decides which Host headers are accepted.
+def create_app(
+    feed: Feed,
+    host: str = "127.0.0.1",
+    service: Service | None = None,
+    login: Login = NO_LOGIN,
+    server_names: Sequence[str] = (),
+) -> Starlette:
+    """Return the app.
 
-    `service` has the sources of the API, by default without an archive.
+    `host` is the address that the server listens on: on loopback, a Host header must name this machine or one of
+    `server_names`. `service` has the sources of the API, by default without an archive.
     """
     service = service or Service(feed, feed.addresses)
     metrics = PageMetrics(feed.addresses, lambda: feed.listeners)
+    service.login = login.kind
 
     async def page(_: Request) -> Response:
         return FileResponse(STATIC / "index.html")
@@ -131,19 +143,11 @@ def create_app(feed: Feed, host: str = "127.0.0.1", service: Service | None = No
     async def user(request: Request) -> Response:
         return await _user(feed, request.query_params.get("uid", ""))
 
-    async def health(_: Request) -> Response:
+    async def health(request: Request) -> Response:
         services = (await feed.document())["services"]
         well = all(service["state"] == "up" for service in services.values())
-        return JSONResponse({"ok": well, **services}, 200 if well else 503)
-
-    async def api_page(_: Request) -> Response:
-        return HTMLResponse(openapi.page())
-
-    async def api_document(_: Request) -> Response:
-        return JSONResponse(openapi.document())
-
-    async def no_such_path(request: Request) -> Response:
-        return refused(404, "not-found", f"no such path: {request.url.path}; /api lists all")
+        shown = services if request.scope[ALLOWED] else {}
+        return JSONResponse({"ok": well, **shown}, 200 if well else 503)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -161,16 +165,40 @@ def create_app(feed: Feed, host: str = "127.0.0.1", service: Service | None = No
         Route("/api/user", user),
         Route("/health", health),
         Route("/metrics", metrics.respond),
-        Route("/api", api_page),
-        Route("/api/openapi.json", api_document),
-        *(Route(PREFIX + route.path, Endpoint(route, service)) for route in ROUTES),
-        Route("/api/{path:path}", no_such_path),
+        *_api_routes(service),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    middleware = [Middleware(SafeHeaders), Middleware(OwnPages)]
-    if is_loopback(host):
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=local_names(host), www_redirect=False))
-    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    if isinstance(login, TokenLogin):
+        pages = LoginPages(login)
+        routes.append(Route("/login", pages.login, methods=["GET", "POST"]))
+        routes.append(Route("/logout", pages.logout, methods=["POST"]))
+    return Starlette(routes=routes, middleware=_middleware(host, login, server_names), lifespan=lifespan)
+
+
+def _api_routes(service: Service) -> list[Route]:
+    async def page(_: Request) -> Response:
+        return HTMLResponse(openapi.page())
+
+    async def document(_: Request) -> Response:
+        return JSONResponse(openapi.document())
+
+    async def no_such_path(request: Request) -> Response:
+        return refused(404, "not-found", f"no such path: {request.url.path}; /api lists all")
+
+    return [
+        Route("/api", page),
+        Route("/api/openapi.json", document),
+        *(Route(PREFIX + route.path, Endpoint(route, service)) for route in ROUTES),
+        Route("/api/{path:path}", no_such_path),
+    ]
+
+
+def _middleware(host: str, login: Login, server_names: Sequence[str]) -> list[Middleware]:
+    middleware = [Middleware(SafeHeaders, has_forms=isinstance(login, TokenLogin)), Middleware(OwnPages)]
+    if is_loopback(host) or server_names:
+        names = [*(local_names(host) if is_loopback(host) else ()), *server_names]
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False))
+    return [*middleware, Middleware(LoginRequired, login=login)]
 
 
 async def _user(feed: Feed, uid: str) -> Response:

@@ -18,9 +18,10 @@ from onceflow.clicks.ingest.access import Access
 from onceflow.clicks.ingest.appender import Appender
 from onceflow.clicks.ingest.endpoint import Endpoint, Limits, create_app
 from onceflow.clicks.ingest.limits import Memory, RateLimit
-from onceflow.clicks.ingest.server import EventServer, bounded
+from onceflow.clicks.ingest.server import EventServer
 from onceflow.clicks.ingest.visits import AddedFields, Stamp
 from onceflow.client.cluster import Cluster
+from onceflow.http_server import bounded
 from onceflow.listening import listen, url
 from tests.clicks.ingest.test_generator import records
 from tests.conftest import WITHIN_S

@@ -139,3 +139,13 @@ def test_today_beside_yesterday(api: Api, source: str) -> None:
     cut = api.rows("today", at=day + 90 * 60_000, source=source)[1]
     assert (cut["end_ms"], cut["before_end_ms"]) == (day + 91 * 60_000, FIRST_MS + 91 * 60_000)
     assert cut["before_events"] == len(between(api.events, FIRST_MS + HOUR_MS, cut["before_end_ms"]))
+
+
+def test_filtered_dimension_keeps_its_largest_value(api: Api) -> None:
+    chosen = having(api.events, ["os=iOS", "os=Linux"])
+    clicks: Counter[str] = Counter()
+    for event in chosen:
+        clicks[event["os_type"]] += event["click_count"]
+    where = {"since": FIRST_MS, "to": END_MS, "where": ["os=iOS", "os=Linux"]}
+    rows = api.rows("series", per="day", by="os", values=1, **where)
+    assert {row["value"] for row in rows} == {clicks.most_common(1)[0][0]}

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
 from onceflow.cli.options import DASHBOARD_PORT, bootstrap_option, redis_options
 from onceflow.cli.security import security
+
+if TYPE_CHECKING:
+    from onceflow.dashboard.login import Login
 
 
 def _links(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> list[tuple[str, str]]:
@@ -41,7 +45,7 @@ def _links(context: click.Context, parameter: click.Parameter, values: Sequence[
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. There is no authentication; keep it on this machine.",
+    help="Address to listen on; one that other machines can reach needs a login.",
 )
 @click.option(
     "--port",
@@ -49,6 +53,30 @@ def _links(context: click.Context, parameter: click.Parameter, values: Sequence[
     show_default=True,
     type=click.IntRange(0, 65535),
     help="Port to listen on; 0 for any free port.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with a token of 16 to 256 characters, which the page's form and programs (Authorization: Bearer TOKEN) "
+    "must have. Other users must not be able to read it.",
+)
+@click.option(
+    "--trust-header",
+    metavar="NAME",
+    help="Header in which a reverse proxy names the user who has logged in there; needs --trusted-proxies.",
+)
+@click.option(
+    "--trusted-proxies",
+    metavar="ADDRESS[,...]",
+    help="Addresses or networks of the proxies whose --trust-header is believed.",
+)
+@click.option(
+    "--server-name",
+    "server_names",
+    multiple=True,
+    metavar="NAME",
+    help="Name that the Host header of requests may have, such as that of a reverse proxy; may be repeated. "
+    "[default: this machine's names on loopback, any name elsewhere]",
 )
 def dashboard(
     redis_url: str,
@@ -59,6 +87,10 @@ def dashboard(
     links: list[tuple[str, str]],
     host: str,
     port: int,
+    token_file: Path | None,
+    trust_header: str | None,
+    trusted_proxies: str | None,
+    server_names: Sequence[str],
 ) -> None:
     """Serve the live dashboard: clicks, users, rate and lag; and the API of all numbers.
 
@@ -68,18 +100,36 @@ def dashboard(
     Examples:
       onceflow dashboard --redis redis://127.0.0.1:6379/1 --port 8080
       onceflow dashboard --archive .onceflow/archive
+      onceflow dashboard --host 0.0.0.0 --token-file token
       curl 'http://127.0.0.1:8080/api/v1/series?per=hour&by=os&format=csv'
     """
     from onceflow.dashboard.server import serve
     from onceflow.dashboard.sources import Addresses
 
+    login = _login(token_file, trust_header, trusted_proxies)
     addresses = Addresses(redis_url, hash_key, bootstrap, topic, security())
     serve(
         addresses,
         archive=archive,
         links=links,
+        login=login,
+        server_names=server_names,
         host=host,
         port=port,
         announce=click.echo,
-        warn=lambda text: click.echo(text, err=True),
     )
+
+
+def _login(token_file: Path | None, header: str | None, proxies: str | None) -> "Login":
+    from onceflow.dashboard.login import NO_LOGIN, ProxyLogin, TokenLogin, WrongProxy, read_token
+
+    if (header is None) != (proxies is None):
+        raise click.UsageError("--trust-header and --trusted-proxies belong together: anyone could send the header")
+    if header is None or proxies is None:
+        return NO_LOGIN if token_file is None else TokenLogin(read_token(token_file))
+    if token_file is not None:
+        raise click.UsageError("--token-file and --trust-header are two ways to log in; give one of them")
+    try:
+        return ProxyLogin(header, [text.strip() for text in proxies.split(",")])
+    except WrongProxy as error:
+        raise click.BadParameter(str(error), param_hint="--trusted-proxies") from error

@@ -17,6 +17,8 @@ from onceflow.errors import OnceflowError
 
 NO_STORE = {"Cache-Control": "no-store"}
 RETRY_AFTER_S = "1"
+ROWS_ON_THE_LOOP_MAX = 1_000
+"""Rows up to which a response is written on the event loop; more would delay others."""
 
 
 class Endpoint:
@@ -50,11 +52,16 @@ class Endpoint:
         if reply.cursor is not None:
             after = request.url.include_query_params(cursor=encode_cursor(reply.cursor))
             headers["Link"] = f'<{_target(after)}>; rel="next"'
-        if given["format"] == "csv":
+        is_csv = given["format"] == "csv"
+        if is_csv:
             name = self._route.path.replace("/", "-")
             headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
-            return Response(rows.to_csv(self._route, reply.rows), headers=headers, media_type="text/csv")
-        return Response(rows.to_json(self._route, reply.rows), headers=headers, media_type="application/json")
+        layout = rows.to_csv if is_csv else rows.to_json
+        if len(reply.rows) > ROWS_ON_THE_LOOP_MAX:
+            body = await asyncio.to_thread(layout, self._route, reply.rows)
+        else:
+            body = layout(self._route, reply.rows)
+        return Response(body, headers=headers, media_type="text/csv" if is_csv else "application/json")
 
 
 def refused(

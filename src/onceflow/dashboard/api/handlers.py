@@ -41,7 +41,7 @@ def _range(given: Parsed) -> Range:
 async def totals(service: Service, given: Parsed) -> Reply:
     asked, users = _range(given), given["users"]
     counts, source = await service.numbers(given, lambda numbers: time_queries.totals(numbers, asked, users=users))
-    return Reply([asdict(counts)], source)
+    return Reply([counts], source)
 
 
 async def series(service: Service, given: Parsed) -> Reply:
@@ -50,19 +50,19 @@ async def series(service: Service, given: Parsed) -> Reply:
     rows, source = await service.numbers(
         given, lambda numbers: time_queries.series(numbers, width, asked, zone, **options)
     )
-    return Reply([asdict(row) for row in rows], source)
+    return Reply(rows, source)
 
 
 async def windows(service: Service, given: Parsed) -> Reply:
-    times = {"by": given["by"], "begin_ms": given["from"], "end_ms": given["to"]}
-    rows = await service.of_counts(lambda analytics: analytics.windows(given["length"], given["slide"], **times))
-    return Reply([asdict(row) for row in rows], COUNTS)
+    options = {"by": given["by"], "values": given["values"], "begin_ms": given["from"], "end_ms": given["to"]}
+    rows = await service.of_counts(lambda analytics: analytics.windows(given["length"], given["slide"], **options))
+    return Reply(rows, COUNTS)
 
 
 async def today(service: Service, given: Parsed) -> Reply:
     at_ms, zone, users = given["at"], given["tz"], given["users"]
     rows, source = await service.numbers(given, lambda numbers: time_queries.today(numbers, at_ms, zone, users=users))
-    return Reply([asdict(row) for row in rows], source)
+    return Reply(rows, source)
 
 
 async def today_total(service: Service, given: Parsed) -> Reply:
@@ -70,13 +70,13 @@ async def today_total(service: Service, given: Parsed) -> Reply:
     row, source = await service.numbers(
         given, lambda numbers: time_queries.today_total(numbers, at_ms, zone, users=users)
     )
-    return Reply([asdict(row)], source)
+    return Reply([row], source)
 
 
 async def top(service: Service, given: Parsed) -> Reply:
     asked, dimension, count = _range(given), given["dimension"], given["limit"]
     rows, source = await service.numbers(given, lambda numbers: time_queries.top(numbers, dimension, asked, count))
-    return Reply([asdict(row) for row in rows], source)
+    return Reply(rows, source)
 
 
 # Users and sessions
@@ -126,14 +126,14 @@ async def sessions(service: Service, given: Parsed) -> Reply:
         lambda analytics: analytics.newest_sessions(given["uid"], **times, count=count, before=given["cursor"])
     )
     after = (rows[-1].started_ms, rows[-1].uid) if len(rows) == count else None
-    return Reply([asdict(row) for row in rows], COUNTS, after)
+    return Reply(rows, COUNTS, after)
 
 
 async def sessions_summary(service: Service, given: Parsed) -> Reply:
     summary = await service.of_counts(
         lambda analytics: analytics.sessions_summary(begin_ms=given["from"], end_ms=given["to"])
     )
-    return Reply([asdict(summary)], COUNTS)
+    return Reply([summary], COUNTS)
 
 
 async def sessions_series(service: Service, given: Parsed) -> Reply:
@@ -141,7 +141,7 @@ async def sessions_series(service: Service, given: Parsed) -> Reply:
     rows = await service.of_counts(
         lambda analytics: analytics.sessions_per(width, begin_ms=given["from"], end_ms=given["to"])
     )
-    return Reply([asdict(row) for row in rows], COUNTS)
+    return Reply(rows, COUNTS)
 
 
 async def timeline(service: Service, given: Parsed) -> Reply:
@@ -171,11 +171,11 @@ async def now(service: Service, _: Parsed) -> Reply:
 
 
 async def latest(service: Service, given: Parsed) -> Reply:
-    return Reply([asdict(event) for event in await service.latest(given["limit"])], LOG)
+    return Reply(await service.latest(given["limit"]), LOG)
 
 
 async def quality(service: Service, _: Parsed) -> Reply:
-    return Reply([asdict(await service.of_counts(lambda analytics: analytics.quality()))], COUNTS)
+    return Reply([await service.of_counts(lambda analytics: analytics.quality())], COUNTS)
 
 
 async def bad(service: Service, _: Parsed) -> Reply:
@@ -186,7 +186,7 @@ async def bad(service: Service, _: Parsed) -> Reply:
 
 
 async def bad_records(service: Service, given: Parsed) -> Reply:
-    return Reply([asdict(record) for record in await service.bad_records(given["limit"])], LOG)
+    return Reply(await service.bad_records(given["limit"]), LOG)
 
 
 # The server and its sources

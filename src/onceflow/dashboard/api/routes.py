@@ -113,6 +113,7 @@ ROUTES = (
             Parameter("length", DURATION, "Length of a window.", required=True),
             Parameter("slide", DURATION, "Time from one start to the next.  [default: the length]"),
             BY,
+            VALUES,
             FROM,
             TO,
             TZ,

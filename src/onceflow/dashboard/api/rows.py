@@ -16,20 +16,25 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of cells that spreadsheets evaluate."""
 
 
-def to_json(route: Route, rows: Sequence[Mapping[str, Any]]) -> bytes:
+def to_json(route: Route, rows: Sequence[Any]) -> bytes:
     """Return a list of objects, or the route's only object."""
-    objects = [{name: _exact(value) for name, value in row.items()} for row in rows]
+    names = [field.name for field in route.fields]
+    objects = [dict(zip(names, map(_exact, _cells(row, names)), strict=True)) for row in rows]
     return json.dumps(objects if route.is_list else objects[0], ensure_ascii=False).encode(errors="replace")
 
 
-def to_csv(route: Route, rows: Sequence[Mapping[str, Any]]) -> bytes:
+def to_csv(route: Route, rows: Sequence[Any]) -> bytes:
     """Return the rows with a heading, in the order of the route's fields."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [field.name for field in route.fields]
     writer.writerow(names)
-    writer.writerows([_cell(row[name]) for name in names] for row in rows)
+    writer.writerows(map(_cell, _cells(row, names)) for row in rows)
     return text.getvalue().encode(errors="replace")
+
+
+def _cells(row: Any, names: Sequence[str]) -> list[Any]:
+    return [row[name] for name in names] if isinstance(row, Mapping) else [getattr(row, name) for name in names]
 
 
 def _exact(value: Any) -> Any:

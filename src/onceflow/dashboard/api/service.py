@@ -89,10 +89,9 @@ class Service:
         addresses: Addresses,
         archive: Path | None = None,
         *,
-        login: str = "none",
         links: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self.login = login
+        self.login = "none"
         """How users log in: none, token or header."""
         self.links = links
         """Names and addresses of other pages, such as Spark's."""

@@ -78,9 +78,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Content of a response: objects with the route's fields, and where they come from."""
+    """Content of a response: dataclasses or mappings with the route's fields, and where they come from."""
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Any]
     source: str
     cursor: Sequence[int | str] | None = None
     """Position after the last row, if there may be more."""
