@@ -1,6 +1,8 @@
 """Tools of other projects, and skip messages for missing ones."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from onceflow.testing import BrokerProcess
 from tests.compat.java_programs import JavaPrograms
 from tests.compat.kafka_tools import KafkaTools, Peers
 
+ROOT = Path(__file__).parents[2]
 CLIENT_VERSIONS = (kafka.VERSION, "3.9.1")
 
 
@@ -70,3 +73,13 @@ def peers(apache_kafka: kafka.KafkaProcess, tools_broker: BrokerProcess) -> Peer
     """Run Kafka's own tools on Apache Kafka and on Onceflow's broker."""
     jars = kafka_jars(kafka.VERSION)
     return Peers(KafkaTools(apache_kafka.bootstrap, jars), KafkaTools(tools_broker.bootstrap, jars))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel."""
+    directory = tmp_path_factory.mktemp("wheel")
+    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(directory), str(ROOT)]
+    subprocess.run([sys.executable, *command], check=True, timeout=120)
+    (built,) = directory.glob("onceflow-*.whl")
+    return built

@@ -18,7 +18,6 @@ import pytest
 from onceflow.cli import submit
 from tests.end_to_end.pipeline import TOPIC, Pipeline
 
-ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 EVENTS = 3_000
 UP_WITHIN_S = 120
@@ -36,16 +35,6 @@ register(spark)
 source = spark.read.format("onceflow").option("kafka.bootstrap.servers", sys.argv[1]).option("subscribe", sys.argv[2])
 print("records:", source.load().count())
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel."""
-    directory = tmp_path_factory.mktemp("wheel")
-    command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(directory), str(ROOT)]
-    subprocess.run([sys.executable, *command], check=True, timeout=120)
-    (built,) = directory.glob("onceflow-*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")
