@@ -118,7 +118,7 @@ MUTANTS = (
         _INGEST + "test_endpoint.py::test_rate_limits",
     ),
     Mutant(
-        "clicks/ingest/server.py",
+        "http_server.py",
         "                self._timer = self.loop.call_later(head_seconds, self.transport.abort)",
         "                pass",
         _INGEST + "test_endpoint.py::test_slow_heads_are_closed",
