@@ -106,6 +106,7 @@ export function exportLinks(element, files) {
     put(link, format);
     attribute(link, "href", href);
     attribute(link, "download", name);
+    attribute(link, "aria-label", `${format}: ${name}`);
   });
 }
 

@@ -12,6 +12,7 @@ const AGAIN_MS = 1_000;
 const PAGES_MAX = 10; // One request scans 100,000 users.
 const LIST_MAX = 20;
 const TIMELINE_MAX = 50;
+const EXPORTED_MAX = 1_000;
 const UNKNOWN = "–";
 
 const view = { capabilities: null, search: null, user: null, shownSearch: null, shownUser: null, events: [], next: null, askedAt: 0 };
@@ -72,8 +73,10 @@ async function loadUsers() {
   put($("found-title"), search ? "Users found" : "Top users");
   put($("found-note"), search ? "in no order" : "all time");
   put($("found-none"), "Searching…");
+  const request = ["users", { search, limit: LIST_MAX }];
+  exportLinks($("found-exports"), filesOf(...request, "onceflow-users"));
   try {
-    let page = await ask("users", { search, limit: LIST_MAX }, signal);
+    let page = await ask(...request, signal);
     const users = [...page.body];
     for (let pages = 1; users.length < LIST_MAX && page.next && search && pages < PAGES_MAX; pages += 1) {
       showUsers(users);
@@ -200,6 +203,7 @@ async function loadTimeline(uid, signal) {
   view.events = [];
   view.next = null;
   showTimeline();
+  exportLinks($("timeline-exports"), view.capabilities.timeline ? filesOf("timeline", { uid, limit: EXPORTED_MAX }, "onceflow-timeline") : []);
   if (!view.capabilities.timeline) { put($("timeline-none"), reasonOf("timeline") ?? "There is no archive to read it from."); return; }
   put($("timeline-none"), "Reading the archive…");
   await addEvents(() => ask("timeline", { uid, limit: TIMELINE_MAX }, signal), signal);

@@ -19,6 +19,7 @@ const keyOf = ({ partition, offset }) => `${partition}:${offset}`;
 
 export function begin() {
   $("pause").addEventListener("click", () => { view.isPaused = !view.isPaused; showPause(); if (!view.isPaused) readLatest(); });
+  exportLinks($("stream-exports"), filesOf("latest", { limit: SHOWN }, "onceflow-events"));
   addEventListener("visibilitychange", load);
 }
 
