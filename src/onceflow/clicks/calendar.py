@@ -4,7 +4,7 @@ Hours and days begin where the zone's clock shows a whole one, so a day has 23 o
 windows begin and end at whole minutes of UTC, so that buckets are exactly these windows.
 """
 
-from datetime import UTC, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import NamedTuple
 
 from onceflow.clicks.windows import DAY, HOUR, MINUTE, Width, Window, refuse_more_windows
@@ -56,7 +56,7 @@ def day_until(at_ms: int, zone: tzinfo) -> Compared:
 def _start_of(width: Width, at_ms: int, zone: tzinfo) -> int:
     """Return the start of the minute, hour or day that a time is in."""
     if width is DAY:
-        return _ms(datetime.combine(_local(at_ms, zone).date(), time(), zone))
+        return _ms(datetime.combine(_date(at_ms, zone), time(), zone))
     offset_ms = _offset_ms(at_ms, zone)
     return width.start_of(at_ms + offset_ms) - offset_ms
 
@@ -64,7 +64,7 @@ def _start_of(width: Width, at_ms: int, zone: tzinfo) -> int:
 def _next(width: Width, start_ms: int, zone: tzinfo) -> int:
     """Return the start of the next minute, hour or day."""
     if width is DAY:
-        return _ms(datetime.combine(_local(start_ms, zone).date() + timedelta(days=1), time(), zone))
+        return _ms(datetime.combine(_date(start_ms, zone) + timedelta(days=1), time(), zone))
     # Where the clock changes by half an hour, a local hour has another length.
     next_ms = _start_of(width, start_ms + width.ms, zone)
     return next_ms if next_ms > start_ms else start_ms + width.ms
@@ -73,6 +73,11 @@ def _next(width: Width, start_ms: int, zone: tzinfo) -> int:
 def _a_day_before(at_ms: int, zone: tzinfo) -> int:
     local = _local(at_ms, zone)
     return _ms(local - timedelta(days=1))
+
+
+def _date(at_ms: int, zone: tzinfo) -> date:
+    """Return the local date, by the same whole minutes as the starts of days."""
+    return datetime.fromtimestamp((at_ms + _offset_ms(at_ms, zone)) / 1000, UTC).date()
 
 
 def _local(at_ms: int, zone: tzinfo) -> datetime:
