@@ -5,10 +5,11 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -26,6 +27,15 @@ from tests.conftest import WITHIN_S, RedisProcess
 
 UNREACHABLE = "127.0.0.1:1"
 """An address without a listener, which refuses connections at once."""
+
+Result = TypeVar("Result")
+
+
+def run_apart(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine in a thread of its own: once a test has a browser, its event loop is the main thread's."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
 
 ALIVE_S = 10.0
 """Maximum wait of a response for Redis and the broker; a page treats a server silent for 12 s as lost."""

@@ -26,7 +26,7 @@ from onceflow.dashboard.sources import Addresses
 from onceflow.remedies import Remedy
 from tests import remedies
 from tests.conftest import WITHIN_S
-from tests.dashboard.conftest import UNREACHABLE, Counted, RunningPage
+from tests.dashboard.conftest import UNREACHABLE, Counted, RunningPage, run_apart
 from tests.dashboard.test_app import get
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_cookie_survives_restart_and_expires() -> None:
 
     def is_session(login: TokenLogin, cookie: str) -> bool:
         scope = {"type": "http", "headers": [(b"cookie", f"{COOKIE}={cookie}".encode())], "client": None}
-        return asyncio.run(login.is_allowed(HTTPConnection(scope)))
+        return run_apart(login.is_allowed(HTTPConnection(scope)))
 
     cookie = TokenLogin(TOKEN, lambda: now_s[0]).session()
     again = TokenLogin(TOKEN, lambda: now_s[0])
@@ -180,7 +180,7 @@ def test_failed_attempts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.gather(*attempts, return_exceptions=True)
         assert await login.is_token(TOKEN, attacker)
 
-    asyncio.run(scenario())
+    run_apart(scenario())
 
 
 def test_proxy_names_the_user(serve_page: ServePage, counted: Counted) -> None:

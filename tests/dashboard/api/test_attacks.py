@@ -19,7 +19,7 @@ from onceflow.remedies import Remedy
 from tests import remedies
 from tests.conftest import WITHIN_S
 from tests.dashboard.api.conftest import Api
-from tests.dashboard.conftest import running_page, wait_until
+from tests.dashboard.conftest import run_apart, running_page, wait_until
 from tests.dashboard.events_of_two_days import Counted
 from tests.dashboard.test_app import get
 
@@ -145,7 +145,7 @@ def test_calls_beyond_the_bound_are_refused() -> None:
         assert await pool.run(lambda _: True)
         pool.shutdown()
 
-    asyncio.run(scenario())
+    run_apart(scenario())
 
 
 def test_calls_that_take_too_long_are_interrupted() -> None:
@@ -164,7 +164,7 @@ def test_calls_that_take_too_long_are_interrupted() -> None:
             await asyncio.sleep(0.01)
         pool.shutdown()
 
-    asyncio.run(scenario())
+    run_apart(scenario())
     assert len(interrupts) >= 3
 
 
