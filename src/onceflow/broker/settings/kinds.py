@@ -152,63 +152,29 @@ class CleanupPolicy:
 
 
 @dataclass(frozen=True)
-class ImportPath:
-    """`module:name` of a Python object."""
+class Word:
+    """Text of which all matches a pattern; `allowed` describes it in messages and pages."""
 
-    kafka_type = 8
-    metavar = "MODULE:NAME"
-
-    def read(self, text: str) -> str:
-        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-            raise ValueError(f"is not {self.allowed}")
-        return text
-
-    def write(self, value: object) -> str:
-        return str(value)
-
-    @property
-    def allowed(self) -> str:
-        return "MODULE:NAME"
-
-
-@dataclass(frozen=True)
-class Host:
-    """Host name or IP address to listen on."""
-
-    kafka_type = 2
-    metavar = "HOST"
+    pattern: str
+    allowed: str
+    metavar: str
+    kafka_type: int = 2
 
     def read(self, text: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9.:_-]+", text):
-            raise ValueError(f"is not {self.allowed}")
-        return text
-
-    def write(self, value: object) -> str:
-        return str(value)
-
-    @property
-    def allowed(self) -> str:
-        return "a host name or an IP address"
-
-
-@dataclass(frozen=True)
-class ClusterId:
-    """Id of a cluster, at most as long as a UUID in base64."""
-
-    kafka_type = 2
-    metavar = "ID"
-
-    def read(self, text: str) -> str:
-        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,22}", text):
+        if not re.fullmatch(self.pattern, text):
             raise ValueError(f"is not {self.allowed}")
         return text
 
     def write(self, value: object) -> str | None:
         return None if value is None else str(value)
 
-    @property
-    def allowed(self) -> str:
-        return "1 to 22 of the characters a-z, A-Z, 0-9, - and _"
+
+IMPORT_PATH = Word(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "MODULE:NAME", "MODULE:NAME", kafka_type=8)
+"""`module:name` of a Python object."""
+HOST = Word(r"[A-Za-z0-9.:_-]+", "a host name or an IP address", "HOST")
+"""Host name or IP address to listen on."""
+CLUSTER_ID = Word(r"[a-zA-Z0-9_-]{1,22}", "1 to 22 of the characters a-z, A-Z, 0-9, - and _", "ID")
+"""Id of a cluster, at most as long as a UUID in base64."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ from onceflow.broker.settings.fixed import FIXED, fixed_type
 from onceflow.broker.settings.kinds import (
     BOOLEAN,
     BYTES,
+    CLUSTER_ID,
     COUNT,
+    HOST,
+    IMPORT_PATH,
     INT32_MAX,
     MS,
     MS_OR_NONE,
@@ -22,11 +25,8 @@ from onceflow.broker.settings.kinds import (
     Address,
     Choice,
     CleanupPolicy,
-    ClusterId,
     Directory,
     Fraction,
-    Host,
-    ImportPath,
     Whole,
 )
 from onceflow.broker.settings.setting import DEFAULTS, Setting
@@ -83,7 +83,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "cluster.id",
             "cluster_id",
-            ClusterId(),
+            CLUSTER_ID,
             "Id of the cluster. Generated for a new data directory if not given; fixed afterwards. A directory of"
             " another cluster is refused. (In Kafka, kafka-storage.sh format sets it.)",
         ),
@@ -189,7 +189,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "log.retention.policy",
             "retention_policy",
-            ImportPath(),
+            IMPORT_PATH,
             "Python function, as MODULE:NAME, that decides which segments are deleted. Onceflow only.",
         ),
         Setting(
@@ -333,7 +333,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "metrics.host",
             "metrics_host",
-            Host(),
+            HOST,
             "Address on which metrics.port listens. There is no authentication. Onceflow only.",
         ),
     ),
