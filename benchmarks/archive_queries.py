@@ -19,7 +19,7 @@ import pyarrow as pa
 from onceflow.clicks.archive import Archive, plan_of, write_hours
 from onceflow.clicks.event_table import SCHEMA
 from onceflow.clicks.queries import Events, Selection, open_events
-from onceflow.clicks.single_event import EventFields
+from onceflow.clicks.single_event import ArchivedFields
 from onceflow.spark.exactly_once.proof import Proof
 
 EVENTS = 10_000_000
@@ -63,7 +63,7 @@ def generate(directory: Path, count: int) -> None:
         file for hour in range(HOURS) for file in write_hours(hour_of_events(hour, count // HOURS, chance), directory)
     ]
     ends = {"generated": {"0": count // HOURS * HOURS}}
-    plan = plan_of("generated", EventFields())
+    plan = plan_of("generated", ArchivedFields())
     proof = Proof(
         query="", sink="archive", batch=0, digest="", ranges="", plan=plan, plan_version=1, offsets=ends, since={}
     )

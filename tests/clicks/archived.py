@@ -8,14 +8,14 @@ import duckdb
 
 from onceflow.clicks.archive import Archive, Version, plan_of, write_hours
 from onceflow.clicks.event_table import event_table
-from onceflow.clicks.single_event import EventFields
+from onceflow.clicks.single_event import ArchivedFields
 from onceflow.spark.exactly_once.batch import NO_BATCH
 from onceflow.spark.sink import Proof
 
 START_MS = 1_430_204_400_000
 """2015-04-28T07:00:00Z, the hour of the article's event."""
 HOUR_MS = 3_600_000
-FIELDS = EventFields()
+FIELDS = ArchivedFields()
 TOPIC = "user_events"
 
 

@@ -1,7 +1,7 @@
 """Events as columns."""
 
 from onceflow.clicks.event_table import event_table
-from onceflow.clicks.single_event import EventFields
+from onceflow.clicks.single_event import ArchivedFields
 
 TIMESTAMP_MS = 1_430_204_612_405
 
@@ -16,7 +16,7 @@ def test_columns_of_odd_events() -> None:
         b'{"uid":"","click_count":1}',
     ]
     records = [(value, 3, 10 + number, TIMESTAMP_MS) for number, value in enumerate(values)]
-    rows = event_table(EventFields(), records).to_pylist()
+    rows = event_table(ArchivedFields(), records).to_pylist()
     assert [(row["uid"], row["clicks"], row["os"], row["offset"]) for row in rows] == [
         ("ann", 6, "iOS", 10),
         ("7", 0, "unknown", 11),
@@ -29,7 +29,7 @@ def test_columns_of_odd_events() -> None:
 
 
 def test_other_fields() -> None:
-    fields = EventFields("page", None, "at")
+    fields = ArchivedFields("page", None, "at")
     [row] = event_table(fields, [(b'{"page":"/","at":5,"uid":"ann","click_count":2}', 0, 0, TIMESTAMP_MS)]).to_pylist()
     assert (row["uid"], row["clicks"], row["extra"]) == ("/", 1, '{"uid":"ann","click_count":2}')
     assert row["event_time"].timestamp() == 0.005

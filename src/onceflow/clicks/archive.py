@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from onceflow.clicks.archive_errors import ArchiveUnreadable
-from onceflow.clicks.single_event import EventFields
+from onceflow.clicks.single_event import ArchivedFields
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.spark.exactly_once.checkpoint import sync_path
@@ -95,9 +95,9 @@ class Version:
         return str(json.loads(self.proof.plan)["topic"])
 
     @property
-    def fields(self) -> EventFields:
+    def fields(self) -> ArchivedFields:
         """The fields of its events."""
-        return EventFields(**json.loads(self.proof.plan)["fields"])
+        return ArchivedFields(**json.loads(self.proof.plan)["fields"])
 
     @property
     def ends(self) -> dict[int, int]:
@@ -106,7 +106,7 @@ class Version:
         return {int(partition): offset for partition, offset in offsets.items()}
 
 
-def plan_of(topic: str, fields: EventFields) -> str:
+def plan_of(topic: str, fields: ArchivedFields) -> str:
     """Return the plan of an archive, in the form stored in the proof."""
     return json.dumps({"archives": "clicks", "topic": topic, "fields": asdict(fields)})
 

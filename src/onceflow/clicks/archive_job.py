@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from onceflow.clicks.archive import Archive, File, Version, VersionTaken, plan_of, write_hours
 from onceflow.clicks.event_table import event_table
 from onceflow.clicks.job import StreamingJob
-from onceflow.clicks.single_event import EventFields
+from onceflow.clicks.single_event import ArchivedFields
 from onceflow.spark.exactly_once.batch import NO_BATCH
 from onceflow.spark.sink import Batch, CommitUnknown, ExactlyOnce, Proof, Sink
 
@@ -33,7 +33,7 @@ class ArchiveSink(Sink):
 
     name = "archive"
 
-    def __init__(self, archive: Archive, fields: EventFields) -> None:
+    def __init__(self, archive: Archive, fields: ArchivedFields) -> None:
         self.batch_done = NO_BATCH
         """Last batch that the archive is known to have."""
         self._archive = archive
@@ -82,7 +82,9 @@ _FILE_SCHEMA = pa.schema(
 )
 
 
-def write_files(batches: Iterator[pa.RecordBatch], *, fields: EventFields, directory: Path) -> Iterator[pa.RecordBatch]:
+def write_files(
+    batches: Iterator[pa.RecordBatch], *, fields: ArchivedFields, directory: Path
+) -> Iterator[pa.RecordBatch]:
     """Write a task's records to files, one for each hour, and yield the files, for `DataFrame.mapInArrow`."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
@@ -93,7 +95,7 @@ def write_files(batches: Iterator[pa.RecordBatch], *, fields: EventFields, direc
     yield _written(waiting, fields, directory)
 
 
-def _written(batches: list[pa.RecordBatch], fields: EventFields, directory: Path) -> pa.RecordBatch:
+def _written(batches: list[pa.RecordBatch], fields: ArchivedFields, directory: Path) -> pa.RecordBatch:
     records = (row for batch in batches for row in zip(*(column.to_pylist() for column in batch), strict=True))
     files = write_hours(event_table(fields, records), directory)
     return pa.RecordBatch.from_pylist([asdict(file) for file in files], schema=_FILE_SCHEMA)
@@ -106,7 +108,7 @@ class ArchiveJob(StreamingJob):
     name = "onceflow archive"
 
     directory: Path = field(kw_only=True)
-    fields: EventFields = field(default_factory=EventFields)
+    fields: ArchivedFields = field(default_factory=ArchivedFields)
 
     @property
     def plan(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from onceflow.clicks.events import Reason
-from onceflow.clicks.single_event import EventFields, EventReader
+from onceflow.clicks.single_event import ArchivedFields, EventReader
 
 _TIME = pa.timestamp("ms", "UTC")
 SCHEMA = pa.schema(
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 )
 
 
-def event_table(fields: EventFields, records: Iterable[tuple[bytes | None, int, int, int]]) -> pa.Table:
+def event_table(fields: ArchivedFields, records: Iterable[tuple[bytes | None, int, int, int]]) -> pa.Table:
     """Return the valid events of records, each its value, partition, offset and timestamp in ms."""
     read = EventReader(fields).read
     rows: list[tuple[Any, ...]] = []

@@ -4,7 +4,7 @@ import heapq
 from dataclasses import dataclass
 
 from onceflow.clicks.events import Reason
-from onceflow.clicks.single_event import Event, EventFields, EventReader
+from onceflow.clicks.single_event import ArchivedFields, Event, EventReader
 from onceflow.client.cluster import Cluster
 from onceflow.client.lag import log_ends
 from onceflow.client.records import read_partitions
@@ -25,7 +25,7 @@ class LatestEvent:
     reason: str | None
 
 
-def latest_events(cluster: Cluster, topic: str, fields: EventFields, count: int) -> list[LatestEvent]:
+def latest_events(cluster: Cluster, topic: str, fields: ArchivedFields, count: int) -> list[LatestEvent]:
     """Return up to `count` committed records with the newest timestamps, newest first. Raises the client's errors.
 
     It reads the last `count` offsets of each partition.

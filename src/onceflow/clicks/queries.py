@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from onceflow.clicks.archive import Archive, Version
 from onceflow.clicks.archive_errors import ArchiveFailed, QueryCancelled, QueryRefused
 from onceflow.clicks.event_table import SCHEMA, event_table
-from onceflow.clicks.single_event import EventFields
+from onceflow.clicks.single_event import ArchivedFields
 from onceflow.clicks.windows import TooMuch, Window, WindowCounts, refuse_more_rows
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import ClientError
@@ -379,7 +379,7 @@ class ArchiveReader:
 
 
 def _joined(
-    before: pa.Table | None, records: Sequence[tuple[bytes | None, int, int, int]], fields: EventFields
+    before: pa.Table | None, records: Sequence[tuple[bytes | None, int, int, int]], fields: ArchivedFields
 ) -> pa.Table:
     """Return the table of a partition with further records, in few chunks."""
     table = event_table(fields, records)

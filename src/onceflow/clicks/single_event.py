@@ -14,7 +14,7 @@ _encode = msgspec.json.encode
 
 
 @dataclass(frozen=True, slots=True)
-class EventFields:
+class ArchivedFields:
     """Names of the fields of an event that have a column of their own; without a count field each event counts 1."""
 
     key: str = KEY_FIELD
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 class EventReader:
     """Parser of the events of one topic."""
 
-    def __init__(self, fields: EventFields) -> None:
+    def __init__(self, fields: ArchivedFields) -> None:
         self._judge = _rules(fields.key, fields.value).judge
         self._time = fields.time
         self._own = {fields.key, fields.value, fields.time, OS_FIELD}

@@ -81,9 +81,9 @@ def archive(
     from onceflow.clicks.archive_job import ArchiveJob
     from onceflow.clicks.events import WrongField
     from onceflow.clicks.job import run_jobs
-    from onceflow.clicks.single_event import EventFields
+    from onceflow.clicks.single_event import ArchivedFields
 
-    fields = EventFields(key_field, value_field or None, time_field)
+    fields = ArchivedFields(key_field, value_field or None, time_field)
     try:
         fields.check()
     except WrongField as error:

@@ -155,14 +155,14 @@ def _archiving(pipeline: "ClickPipeline", directory: Path) -> "ArchiveJob":
     """Return a job that archives the pipeline's events beside it."""
     from onceflow.clicks.archive_job import ArchiveJob
     from onceflow.clicks.job import AVAILABLE_NOW
-    from onceflow.clicks.single_event import EventFields
+    from onceflow.clicks.single_event import ArchivedFields
 
     return ArchiveJob(
         bootstrap=pipeline.bootstrap,
         topic=pipeline.topic,
         directory=directory.absolute(),
         checkpoint=str(directory.absolute() / CHECKPOINT),
-        fields=EventFields(pipeline.key_field, pipeline.value_field, pipeline.time_field),
+        fields=ArchivedFields(pipeline.key_field, pipeline.value_field, pipeline.time_field),
         trigger=pipeline.trigger if pipeline.trigger == AVAILABLE_NOW else TRIGGER,
         kafka=pipeline.kafka,
         accept_data_loss=pipeline.accept_data_loss,

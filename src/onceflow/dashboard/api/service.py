@@ -20,7 +20,7 @@ from onceflow.clicks.results import (
     RedisUnreachable,
     dead_records,
 )
-from onceflow.clicks.single_event import EventFields
+from onceflow.clicks.single_event import ArchivedFields
 from onceflow.clicks.time_queries import Numbers
 from onceflow.clicks.windows import TooMuch
 from onceflow.client.cluster import Cluster
@@ -187,7 +187,7 @@ class Service:
             counts = self.feed.counts
             return None if counts is None else counts.marker
 
-    def _archived_names(self, marker: MarkerView | None, topic: str, fields: EventFields) -> Mapping[str, str]:
+    def _archived_names(self, marker: MarkerView | None, topic: str, fields: ArchivedFields) -> Mapping[str, str]:
         """Return the archive's names of the job's dimensions. Raises OtherArchive for an archive of other events."""
         counted = None if marker is None or marker.counted_fields is None else Counted(marker)
         topics = [self.addresses.topic] if counted is None or marker is None else list(marker.offsets)
@@ -263,14 +263,14 @@ class Service:
         records = await self.of_log(lambda cluster: list(dead_records(cluster, topic, pointers)))
         return [_bad_record(pointer, record) for pointer, record in records]
 
-    def _counted_events(self) -> tuple[str, EventFields]:
+    def _counted_events(self) -> tuple[str, ArchivedFields]:
         """Return topic and fields of the counted events, or the defaults before the first micro-batch."""
         counts = self.feed.counts
         marker = None if counts is None else counts.marker
         if marker is None or marker.counted_fields is None:
-            return self.addresses.topic, EventFields()
+            return self.addresses.topic, ArchivedFields()
         key, value = marker.counted_fields
-        return next(iter(marker.offsets), self.addresses.topic), EventFields(key, value, Counted(marker).time_field)
+        return next(iter(marker.offsets), self.addresses.topic), ArchivedFields(key, value, Counted(marker).time_field)
 
     def _cluster(self, timeout_ms: int) -> Cluster:
         where = self.addresses
