@@ -1,6 +1,6 @@
 """The archive's events as `onceflow.clicks.time_queries.Numbers`, restricted to some values of dimensions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from onceflow.clicks.analytics import ValueCounts
 from onceflow.clicks.queries import Events, Row, Selection
@@ -11,16 +11,12 @@ from onceflow.clicks.windows import Window, WindowCounts
 class ArchivedNumbers(Numbers):
     """Numbers of the events that have these values; dimensions have the names that the job gives them."""
 
-    def __init__(self, events: Events, where: Sequence[tuple[str, str]], fields: Mapping[str, str]) -> None:
-        """`fields` are the names that the archive has for dimensions; others have the same name there."""
+    def __init__(self, events: Events, where: Sequence[tuple[str, str]], field: Callable[[str], str]) -> None:
+        """`field` returns the archive's name of a dimension."""
         self._events = events
-        self._fields = fields
-        self.where = [(self.field(name), value) for name, value in where]
+        self.field = field
+        self.where = [(field(name), value) for name, value in where]
         """The restrictions, with the archive's names."""
-
-    def field(self, dimension: str) -> str:
-        """Return the archive's name of a dimension."""
-        return self._fields.get(dimension, dimension)
 
     def newest_ms(self) -> int:
         """Return the newest time of an event; 0 without events."""

@@ -268,6 +268,9 @@ def test_archive_stands_in_for_redis(
         status, code, error = refusal(running.url, "users")
         assert (status, code) == (503, "redis")
         assert "secret" not in error and "127.0.0.1:1" in error
+        # The job's dimensions are unknown, because no marker was read.
+        assert refusal(running.url, "top?dimension=page&from=all&source=archive")[:2] == (503, "redis")
+        assert refusal(running.url, "totals?from=all&where=page%3D/")[:2] == (503, "redis")
 
 
 def test_broker_is_away(counted_users: Counted, serve_page: Callable[..., Any]) -> None:

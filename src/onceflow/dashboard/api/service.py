@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -169,26 +169,36 @@ class Service:
 
         def call(cancellation: Cancellation) -> Result:
             version = self._reader.version()
-            fields = self._archived_names(self._marker(), version.topic, version.fields)
+            field = self._archived_name(version.topic, version.fields)
             with self._reader.events(self._archive_log, cancellation) as events:
                 cancellation.interrupt = events.interrupt
                 try:
-                    return ask(ArchivedNumbers(events, where, fields))
+                    return ask(ArchivedNumbers(events, where, field))
                 finally:
                     cancellation.interrupt = None
 
         return await self._of_archive.run(call)
 
-    def _marker(self) -> MarkerView | None:
-        """Return the marker, while Redis is away the last one that was read; None before the first micro-batch."""
-        try:
-            return self.analytics.marker()
-        except RedisUnreachable:
-            counts = self.feed.counts
-            return None if counts is None else counts.marker
+    def _last_marker(self) -> MarkerView | None:
+        """Return the last marker that the feed has read; None if it has read none."""
+        return None if self.feed.counts is None else self.feed.counts.marker
 
-    def _archived_names(self, marker: MarkerView | None, topic: str, fields: ArchivedFields) -> Mapping[str, str]:
-        """Return the archive's names of the job's dimensions. Raises OtherArchive for an archive of other events."""
+    def _archived_name(self, topic: str, fields: ArchivedFields) -> Callable[[str], str]:
+        """Return a function from a dimension of the job to its name in the archive of `topic`.
+
+        While Redis is away, the job's dimensions are those that were last read. Raises OtherArchive for an archive of
+        other events. The function raises RedisUnreachable if no marker has been read yet.
+        """
+        try:
+            marker = self.analytics.marker()
+        except RedisUnreachable as error:
+            marker, away = self._last_marker(), error
+            if marker is None:
+
+                def unknown(_: str) -> str:
+                    raise away
+
+                return unknown
         counted = None if marker is None or marker.counted_fields is None else Counted(marker)
         topics = [self.addresses.topic] if counted is None or marker is None else list(marker.offsets)
         if topic not in topics:
@@ -197,14 +207,15 @@ class Service:
                 f"{Remedy.MATCHING_ARCHIVE}"
             )
         if counted is None or marker is None:
-            return {}
+            return str
         if marker.counted_fields != (fields.key, fields.value):
             raise OtherArchive(
                 f"{self.archive} has the fields {fields.key!r} and {fields.value!r} of events, and "
                 f"{' and '.join(map(repr, marker.counted_fields or ()))} are counted: {Remedy.MATCHING_ARCHIVE}"
             )
         own = {fields.key: "uid", OS_FIELD: "os"}
-        return {name: own.get(field, field) for name, field in counted.measures.dimensions.items()}
+        names = {name: own.get(field, field) for name, field in counted.measures.dimensions.items()}
+        return lambda dimension: names.get(dimension, dimension)
 
     def shown(self, error: Exception) -> str:
         """Return an error's message without the password of Redis."""
@@ -265,8 +276,7 @@ class Service:
 
     def _counted_events(self) -> tuple[str, ArchivedFields]:
         """Return topic and fields of the counted events, or the defaults before the first micro-batch."""
-        counts = self.feed.counts
-        marker = None if counts is None else counts.marker
+        marker = self._last_marker()
         if marker is None or marker.counted_fields is None:
             return self.addresses.topic, ArchivedFields()
         key, value = marker.counted_fields
