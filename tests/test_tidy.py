@@ -31,6 +31,7 @@ INSIDE = {
         {"topics"},
         {"storage"},
         {"network"},
+        {"security"},
         {"loop"},
         {"settings"},
         {"config"},

@@ -7,6 +7,7 @@ import pytest
 
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import Request
+from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.wire import apis
 from onceflow.wire.apis import APIS
 from onceflow.wire.errors import ErrorCode
@@ -18,6 +19,8 @@ CORRELATION_ID = 5
 
 class FakeChannel:
     """A connection that keeps what is sent."""
+
+    principal = KafkaPrincipal("User", "ada")
 
     def __init__(self) -> None:
         self.is_open = True
@@ -52,6 +55,10 @@ async def sent_after(request: Request, response: list[dict[str, Any]], turns: in
     request.respond(topics=response)
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+def test_a_handler_sees_the_principal() -> None:
+    assert str(request_on(FakeChannel()).principal) == "User:ada"
 
 
 def test_a_short_response_is_sent_at_once() -> None:

@@ -20,6 +20,7 @@ from onceflow.broker import node
 from onceflow.broker.network.connection import Handle
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.node import BrokerConfig, Node
+from onceflow.broker.security.principal import ANONYMOUS
 from onceflow.broker.server import Broker
 from onceflow.broker.storage import group_commit, log_cleaner
 from onceflow.log.disk import Disk
@@ -129,6 +130,7 @@ class Line:
 
     peer = "simulated:1"
     peer_host = "127.0.0.1"
+    principal = ANONYMOUS
 
     def __init__(self, response: Callable[[bytes], None]) -> None:
         self._respond = response

@@ -29,10 +29,11 @@ from typing import Any
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.loop.deferred import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, DeferredCalls
-from onceflow.broker.network.incoming import FRAME_BYTES_MIN, Arrival, frame_size_error, has_disconnected
+from onceflow.broker.network.incoming import FRAME_BYTES_MIN, Arrival, frame_size_error, has_disconnected, is_over
 from onceflow.broker.network.reply import Piece, Reply, SendingSlice, join_small
 from onceflow.broker.network.request_memory import RequestMemory, Reservation
 from onceflow.broker.network.response_budget import ResponseBudget
+from onceflow.broker.security.principal import ANONYMOUS, KafkaPrincipal
 from onceflow.log.clock import Clock
 from onceflow.wire import apis
 from onceflow.wire.errors import WireError
@@ -95,6 +96,7 @@ class Connection:
         "is_open",
         "peer",
         "peer_host",
+        "principal",
         "reservation",
         "unsent_bytes",
     )
@@ -115,6 +117,7 @@ class Connection:
     ) -> None:
         self.peer_host = str(peer[0])
         self.peer = f"{peer[0]}:{peer[1]}"
+        self.principal: KafkaPrincipal = ANONYMOUS
         self.is_open = True
         self._socket = client
         self._config = config
@@ -488,14 +491,14 @@ class Connection:
         )
         has_half_request = self._end > self._begin and is_receiving
         bytes_per_second = self.measure_pace(now)
-        if has_half_request and _is_over(idle_seconds, config.request_stalled_max_ms):
+        if has_half_request and is_over(idle_seconds, config.request_stalled_max_ms):
             self.close(f"incomplete request, no data for {idle_seconds:.0f} s (request.stalled.max.ms)")
         elif has_half_request and bytes_per_second < config.request_bytes_per_second_min:
             self.close(
                 f"incomplete request, arriving at {bytes_per_second:.0f} bytes per second"
                 f" (request.min.bytes.per.second={config.request_bytes_per_second_min})"
             )
-        elif self._is_idle() and _is_over(idle_seconds, config.connections_idle_max_ms):
+        elif self._is_idle() and is_over(idle_seconds, config.connections_idle_max_ms):
             logger.info("connection of %s closed: idle for %.0f s", self.peer, idle_seconds)
             self.close(None)
         elif idle_seconds >= BUFFER_KEPT_SECONDS:
@@ -594,7 +597,3 @@ class Connection:
     def close_descriptor(self) -> None:
         """Close the descriptor in a forked child; the connection continues in the parent."""
         self._socket.close()
-
-
-def _is_over(duration_seconds: float, limit_ms: int) -> bool:
-    return 0 <= limit_ms < duration_seconds * 1000

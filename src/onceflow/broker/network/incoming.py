@@ -73,3 +73,8 @@ def has_disconnected(descriptor: int) -> bool:
 def unread_bytes(descriptor: int) -> int:
     """Return how many bytes have arrived at the socket and are unread."""
     return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def is_over(duration_seconds: float, limit_ms: int) -> bool:
+    """Return whether a duration exceeds a limit, which is none if negative."""
+    return 0 <= limit_ms < duration_seconds * 1000

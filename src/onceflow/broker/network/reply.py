@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.log.disk import File
 
 SLICE_BYTES_SMALL = 32 * 1024
@@ -57,6 +58,8 @@ class Channel(Protocol):
 
     @property
     def is_open(self) -> bool: ...
+    @property
+    def principal(self) -> KafkaPrincipal: ...
     def enqueue_response(self, pieces: Sequence[Piece]) -> None: ...
     def close(self, reason: str | None) -> None: ...
 
@@ -88,6 +91,11 @@ class Reply:
     def is_open(self) -> bool:
         """Whether a client still waits for the response."""
         return self._connection.is_open
+
+    @property
+    def principal(self) -> KafkaPrincipal:
+        """The client's identity, for requests without a `Request`: repeated Produce requests."""
+        return self._connection.principal
 
     def send(self, pieces: Sequence[Piece]) -> None:
         """Respond; `pieces` are sent once every earlier response has been. No pieces: no response (acks=0)."""

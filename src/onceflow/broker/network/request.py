@@ -14,6 +14,7 @@ from typing import Any
 
 from onceflow.broker.loop.slices import run_in_slices
 from onceflow.broker.network.reply import Reply
+from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.wire.apis import WRITE_TXN_MARKERS
 from onceflow.wire.frames import RequestHeader, decode_request, response_class, response_head, with_size
 from onceflow.wire.response_writer import FieldWriter, entity_writer
@@ -35,6 +36,11 @@ class Request:
     @property
     def version(self) -> int:
         return self.header.version
+
+    @property
+    def principal(self) -> KafkaPrincipal:
+        """The client's identity."""
+        return self.reply.principal
 
     @property
     def client_id(self) -> str:
