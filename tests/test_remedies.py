@@ -58,6 +58,7 @@ def test_marks_of_campaigns_do_not_count() -> None:
 
 
 USAGE = [
+    "broker/settings/addresses",
     "broker/settings/connections",
     "broker/settings/kinds",
     "broker/settings/table",

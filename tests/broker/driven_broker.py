@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from onceflow.broker.config import Endpoint
 from onceflow.broker.node import BrokerConfig, Node
 from onceflow.broker.server import Broker
 from onceflow.log.clock import Clock
@@ -25,11 +26,13 @@ WAIT_SECONDS = 20.0
 class InnerBroker:
     """Starts and stops in a `with`, its event loop in a thread of its own; `settings` are fields of BrokerConfig."""
 
-    def __init__(self, data: Path, *, disk: Disk | None, clock: Clock | None = None, **settings: Any) -> None:
+    def __init__(self, data: Path, *, disk: Disk | None = None, clock: Clock | None = None, **settings: Any) -> None:
         self.data = data
         self.disk = disk
         self.clock = clock
         self.bootstrap = ""
+        self.addresses: dict[str, str] = {}
+        """HOST:PORT by the listener's name; `bootstrap` is that of the first."""
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -40,13 +43,15 @@ class InnerBroker:
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._broker = Broker(BrokerConfig(self.data, port=0, **self._settings), disk=self.disk, clock=self.clock)
+        config = BrokerConfig(self.data, **({"listeners": (Endpoint(port=0),)} | self._settings))
+        self._broker = Broker(config, disk=self.disk, clock=self.clock)
         try:
             asyncio.run_coroutine_threadsafe(self._broker.start(), self._loop).result(WAIT_SECONDS)
         except BaseException:
             self._end_loop()
             raise
-        self.bootstrap = f"127.0.0.1:{self._broker.port}"
+        self.addresses = {endpoint.listener: f"127.0.0.1:{endpoint.port}" for endpoint in self._broker.endpoints}
+        self.bootstrap = next(iter(self.addresses.values()))
 
     def stop(self) -> None:
         """Stop cleanly; without power, end the threads and close the files without a sync."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from onceflow.broker.config import BrokerConfig
+from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.cli import broker as broker_command
 from onceflow.cli import onceflow
 from onceflow.remedies import Remedy
@@ -121,7 +121,7 @@ def test_every_address_with_one_for_clients(tmp_path: Path, monkeypatch: pytest.
     words = ["broker", "--data", str(tmp_path / "data"), "--listen", "0.0.0.0:0", "--advertise", "example.org:9092"]
     done = CliRunner().invoke(onceflow, words)
     assert done.exit_code == 0, done.output
-    assert served[0].advertised == ("example.org", 9092)
+    assert served[0].advertised == (Endpoint("example.org"),)
 
 
 def test_options_of_topics_and_addresses(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ class Fuzzed:
             self._connection = Connection(
                 client,
                 ("127.0.0.1", 1),
+                self._config.listeners[0],
                 self._config,
                 self._memory,
                 self._response_budget,

@@ -3,12 +3,27 @@
 Defaults are Kafka's if Kafka has the setting; the docstring of a field gives the reason if not.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from onceflow.log.config import DAY_MS, LogConfig
 
 DEFAULT_RETENTION_POLICY = "onceflow.log.retention:by_age_and_size"
+PLAINTEXT = "PLAINTEXT"
+PROTOCOLS = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""Kafka's security protocols (org.apache.kafka.common.security.auth.SecurityProtocol)."""
+PROTOCOL_OF_NAME: Mapping[str, str] = MappingProxyType({name: name for name in PROTOCOLS})
+
+
+class Endpoint(NamedTuple):
+    """Address of a listener, with the listener's name."""
+
+    host: str = "127.0.0.1"
+    port: int = 9092
+    listener: str = PLAINTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +31,12 @@ class BrokerConfig:
     """Settings of one broker; `log` has the defaults of its topics."""
 
     data: Path
-    host: str = "127.0.0.1"
-    port: int = 9092
-    advertised: tuple[str, int] | None = None
-    """Host and port that clients connect to; None: the listen address."""
+    listeners: tuple[Endpoint, ...] = (Endpoint(),)
+    """Where the broker listens; the first one is the address that the start reports."""
+    advertised: tuple[Endpoint, ...] = ()
+    """Where the clients of a listener connect to; its own address if it is not listed."""
+    listener_protocols: Mapping[str, str] = field(default_factory=lambda: PROTOCOL_OF_NAME)
+    """Security protocol of each listener, by its name."""
     auto_create_topics: bool = True
     partition_count_default: int = 1
     partitions_max: int = 20_000
@@ -127,3 +144,7 @@ class BrokerConfig:
     """Interval of the check for timed-out transactions."""
     transactional_id_expiration_interval_ms: int = 3_600_000
     transaction_log_segment_bytes: int = 100 * 1024**2
+
+    def advertised_for(self, endpoint: Endpoint) -> Endpoint:
+        """Return the address that clients of this listener connect to."""
+        return next((other for other in self.advertised if other.listener == endpoint.listener), endpoint)

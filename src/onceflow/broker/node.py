@@ -54,7 +54,6 @@ class Node:
         self.directory = directory
         self.node_id = directory.node_id
         self.cluster_id = directory.cluster_id
-        self.advertised_host, self.advertised_port = config.advertised or (config.host, config.port)
         self.is_lost = False
         """Whether the data directory was deleted, renamed or replaced: nothing more can be stored."""
         self.deferred = DeferredCalls()

@@ -2,7 +2,7 @@
 
 In-process use:
 
-    broker = Broker(BrokerConfig(Path("data"), port=0))
+    broker = Broker(BrokerConfig(Path("data"), listeners=(Endpoint(port=0),)))
     await broker.start()
     ...                         # clients connect to 127.0.0.1:broker.port
     await broker.stop()
@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.handlers import cluster as cluster_handlers
 from onceflow.broker.handlers import configs as config_handlers
 from onceflow.broker.handlers import delete_records as record_handlers
@@ -29,7 +30,7 @@ from onceflow.broker.network.connection import Connection, Handle
 from onceflow.broker.network.listener import Listener
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import DecodedRequest, Request
-from onceflow.broker.node import BrokerConfig, Node
+from onceflow.broker.node import Node
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
 from onceflow.wire import apis
@@ -88,7 +89,8 @@ class Broker:
     ) -> None:
         self.config = config
         self._on_lost = on_lost
-        self.port = 0
+        self.endpoints: tuple[Endpoint, ...] = ()
+        """The addresses of the listeners, with the ports that were free."""
         self._disk = disk
         self._clock = clock
         self._node: Node | None = None
@@ -97,6 +99,11 @@ class Broker:
         self._ticks = 0
         self._watch: LoopWatch | None = None
         self._exporter: Exporter | None = None
+
+    @property
+    def port(self) -> int:
+        """Port of the first listener; 0 before the start."""
+        return self.endpoints[0].port if self.endpoints else 0
 
     @property
     def node(self) -> Node:
@@ -111,9 +118,9 @@ class Broker:
         clock = self._clock or SystemClock()
         self._listener = Listener(self.config, clock)
         try:
-            self.port = self._listener.port
+            self.endpoints = self._listener.endpoints
             self._exporter = self._new_exporter()
-            self._node = Node.open(replace(self.config, port=self.port), disk=self._disk, clock=clock)
+            self._node = Node.open(replace(self.config, listeners=self.endpoints), disk=self._disk, clock=clock)
         except BaseException:
             self._listener.close()
             if self._exporter is not None:

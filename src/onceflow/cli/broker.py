@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onceflow.broker.settings.addresses import ANY_ADDRESS, address_text
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import GROUPS, SETTINGS, weaker_than
 from onceflow.cli.metrics import warn_if_open
@@ -21,12 +22,11 @@ from onceflow.listening import is_loopback
 from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
-    from onceflow.broker.config import BrokerConfig
+    from onceflow.broker.config import BrokerConfig, Endpoint
     from onceflow.broker.settings.sources import Resolved
 
 logger = logging.getLogger(__name__)
 
-ANY_ADDRESS = ("0.0.0.0", "::")
 SWITCH_SECONDS = 0.0002
 """The interpreter's thread switch interval. With Python's 5 ms, several switches would delay a sync under load."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -115,7 +115,8 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
     """Run a durable broker that speaks Kafka's protocol.
 
     Kafka clients work with it unchanged. A record acknowledged with acks=all is on disk: it survives a killed broker
-    and a power cut. The first line on standard output is "listening on HOST:PORT"; log messages go to standard error.
+    and a power cut. The first line on standard output is "listening on HOST:PORT", followed by a line for each further
+    listener; log messages go to standard error.
     Ctrl-C or SIGTERM stops the broker cleanly.
 
     Settings have Kafka's names and can be given in three ways: log.retention.ms is --log-retention-ms as an option,
@@ -131,29 +132,35 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
         raise click.UsageError(
             f"settings without effect here: {', '.join(resolved.without_effect)}; omit them, or --strict-settings"
         )
-    if config.host in ANY_ADDRESS and config.advertised is None:
-        raise OnceflowError(
-            f"--listen {config.host}:{config.port} accepts connections on every address of this machine; "
-            f"{Remedy.ADVERTISE}"
-        )
+    for endpoint in config.listeners:
+        if config.advertised_for(endpoint).host in ANY_ADDRESS:
+            raise OnceflowError(
+                f"--listen {endpoint.host}:{endpoint.port} accepts connections on every address of this machine; "
+                f"{Remedy.ADVERTISE}"
+            )
     for note in resolved.notes:
         logger.info("%s", note)
     if resolved.without_effect:
         logger.warning("settings without effect here: %s", ", ".join(resolved.without_effect))
     for warning in resolved.warnings:
         logger.warning("%s", warning)
-    if not is_loopback(config.host):
-        logger.warning(
-            "%s:%d is open to other machines without authentication or encryption: every client that can connect can"
-            " read, write and delete all data; keep it inside a trusted network",
-            config.host,
-            config.port,
-        )
+    for endpoint in config.listeners:
+        _warn_if_open(endpoint)
     if config.metrics_port >= 0:
         warn_if_open(config.metrics_host, config.metrics_port)
     _allow_many_files()
     sys.setswitchinterval(SWITCH_SECONDS)
     asyncio.run(_serve(config))
+
+
+def _warn_if_open(endpoint: "Endpoint") -> None:
+    if not is_loopback(endpoint.host):
+        logger.warning(
+            "%s:%d is open to other machines without authentication or encryption: every client that can connect can"
+            " read, write and delete all data; keep it inside a trusted network",
+            endpoint.host,
+            endpoint.port,
+        )
 
 
 def _resolve(config_file: Path | None, options: Mapping[str, str | None]) -> "Resolved":
@@ -171,9 +178,13 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _line_of(endpoint: "Endpoint", config: "BrokerConfig") -> str:
+    name = endpoint.listener
+    return f"listening on {address_text(endpoint)} as {name}, {config.listener_protocols[name]}"
+
+
 async def _serve(config: "BrokerConfig") -> None:
     from onceflow.broker.server import Broker
-    from onceflow.broker.settings.kinds import address_text
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -187,7 +198,8 @@ async def _serve(config: "BrokerConfig") -> None:
         raise OnceflowError(f"cannot use --data {config.data}: {error}; {Remedy.OTHER_DATA}") from error
     # Objects created until now live as long as the process; full collections can skip them.
     gc.freeze()
-    print(f"listening on {address_text((config.host, server.port))}", flush=True)
+    first, *others = server.endpoints
+    print(f"listening on {address_text(first)}", *(_line_of(other, config) for other in others), sep="\n", flush=True)
     await stop.wait()
     are_closed = await server.stop()
     for number in STOP_SIGNALS:

@@ -273,10 +273,11 @@ class _Run:
             await self._server.stop()
 
     def _config(self) -> "BrokerConfig":
-        from onceflow.broker.config import BrokerConfig
+        from onceflow.broker.config import BrokerConfig, Endpoint
 
+        listeners = (Endpoint(HOST, self.port),)
         if not self._settings:
-            return BrokerConfig(self.path, HOST, self.port)
+            return BrokerConfig(self.path, listeners)
         from onceflow.broker.settings.sources import Source, resolve
 
         resolved = resolve(Source({**self._settings, "log.dirs": str(self.path)}))
@@ -284,7 +285,7 @@ class _Run:
             logger.info("%s", note)
         for warning in resolved.warnings:
             logger.warning("%s", warning)
-        return replace(resolved.config, host=HOST, port=self.port)
+        return replace(resolved.config, listeners=listeners)
 
 
 def _stop_all() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop import slices
-from onceflow.broker.node import BrokerConfig
 from onceflow.broker.server import Broker
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.topics import NewTopic, Topic
@@ -48,7 +48,7 @@ def test_metadata_work_of_a_turn_is_bounded(tmp_path: Path, monkeypatch: pytest.
     encode = MetadataEntries.entry
 
     async def run() -> None:
-        broker = Broker(BrokerConfig(tmp_path / "data", port=0))
+        broker = Broker(BrokerConfig(tmp_path / "data", listeners=(Endpoint(port=0),)))
         await broker.start()
         loop = asyncio.get_running_loop()
         counter = TurnCounter(loop)

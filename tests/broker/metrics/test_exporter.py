@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.broker.config import Endpoint
 from onceflow.broker.loop.slices import WORK_PER_TURN
 from onceflow.broker.metrics import exporter, snapshot
 from onceflow.broker.metrics.snapshot import Gathering
@@ -184,7 +185,7 @@ def test_gathering_is_done_in_slices(tmp_path: Path) -> None:
             api.requests = 1
 
         def steps(node: Node) -> list[int]:
-            listener = Listener(BrokerConfig(tmp_path, port=0), SystemClock())
+            listener = Listener(BrokerConfig(tmp_path, listeners=(Endpoint(port=0),)), SystemClock())
             try:
                 return list(Gathering(node, listener, traffic).steps())
             finally:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.config import BrokerConfig
+from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop.deferred import HANDLED_BYTES_PER_WORK, LARGE_WORK_PER_TURN, DeferredCalls
 from onceflow.broker.network import listener as listeners
 from onceflow.broker.network.connection import Connection, Handle
@@ -35,7 +35,7 @@ class Served:
     """A listener that keeps its requests, and echoes them as responses unless `is_silent`."""
 
     def __init__(self, **settings: Any) -> None:
-        self.config = BrokerConfig(Path("unused"), port=0, **settings)
+        self.config = BrokerConfig(Path("unused"), listeners=(Endpoint(port=0),), **settings)
         self.clock = ManualClock()
         self.listener = Listener(self.config, self.clock)
         self.frames: list[bytes] = []
@@ -67,7 +67,7 @@ class Served:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         client.setblocking(False)
         self.clients.append(client)
-        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.listener.port))
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.listener.endpoints[0].port))
         if is_taken:
             await until(lambda: self.seen_connections > seen, "the connection to be seen")
         return client
@@ -191,7 +191,7 @@ def test_disabled_idle_timeout() -> None:
 def test_the_kernel_probes_silent_clients() -> None:
     async def scenario(server: Served) -> None:
         client = await server.connect()
-        ends = [f"0100007F:{port:04X}" for port in (server.listener.port, client.getsockname()[1])]
+        ends = [f"0100007F:{port:04X}" for port in (server.listener.endpoints[0].port, client.getsockname()[1])]
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
         (timer,) = [row[5] for row in rows if row[1:3] == ends]
         assert timer.startswith("02:"), "the keep-alive timer runs"
@@ -707,7 +707,8 @@ def test_accepting_pauses_without_descriptors(monkeypatch: pytest.MonkeyPatch) -
             return getattr(self._real, name)
 
     async def scenario(server: Served) -> None:
-        server.listener._socket = Exhausted(server.listener._socket)  # type: ignore[assignment]
+        (listening,) = server.listener._sockets
+        listening.socket = Exhausted(listening.socket)  # type: ignore[assignment]
         time = asyncio.get_running_loop().time
         begin = time()
         client = await server.connect(is_taken=False)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.broker.config import Endpoint
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import Request
 from onceflow.broker.security.principal import KafkaPrincipal
@@ -20,6 +21,7 @@ CORRELATION_ID = 5
 class FakeChannel:
     """A connection that keeps what is sent."""
 
+    endpoint = Endpoint(port=1)
     principal = KafkaPrincipal("User", "ada")
 
     def __init__(self) -> None:

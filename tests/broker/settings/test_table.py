@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from onceflow.broker.config import BrokerConfig
+from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.settings import page as settings_page
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
@@ -85,7 +85,7 @@ def test_values_round_trip_as_text() -> None:
             assert resolve(Source(DATA | {setting.name: text})).config is not None, setting.name
     config = configured(log_cleanup_policy="compact,delete", listeners="PLAINTEXT://[::1]:7", log_dirs="x")
     assert (config.log.cleanup_compact, config.log.cleanup_delete) == (True, True)
-    assert (config.host, config.port) == ("::1", 7)
+    assert config.listeners == (Endpoint("::1", 7),)
     assert {entry.name: entry.value for entry in described(config)}["listeners"] == "PLAINTEXT://[::1]:7"
 
 
@@ -105,9 +105,15 @@ def test_values_round_trip_as_text() -> None:
         ("log.cleanup.policy", "", "log.cleanup.policy= is not delete, compact or delete,compact"),
         ("delete.topic.enable", "yes", "delete.topic.enable=yes is not true or false"),
         ("log.message.timestamp.type", "Now", "is not CreateTime or LogAppendTime"),
-        ("listeners", "SASL_SSL://h:1", "is not HOST:PORT or PLAINTEXT://HOST:PORT"),
-        ("listeners", "h:1,i:2", "is not HOST:PORT or PLAINTEXT://HOST:PORT"),
+        ("listeners", "SASL_SSL://h", "is not HOST:PORT or NAME://HOST:PORT"),
+        ("listeners", "CONTROLLER://h:1", "is not HOST:PORT or NAME://HOST:PORT"),
+        ("listeners", "h:1,i:2", "has 2 listeners named PLAINTEXT; each needs a name of its own"),
+        ("listeners", "h:1,SSL://h:1", "SSL: only PLAINTEXT is supported"),
+        ("listeners", "INSIDE://h:1", "listeners: INSIDE has no security protocol"),
         ("advertised.listeners", ":9092", "is not HOST:PORT"),
+        ("advertised.listeners", "INSIDE://h:9092", "INSIDE is not one of the listeners PLAINTEXT"),
+        ("listener.security.protocol.map", "A:PLAIN", "=A:PLAIN is not NAME:PROTOCOL"),
+        ("listener.security.protocol.map", "A:SSL,a:SSL", "a name occurs once"),
         ("log.retention.policy", "not a path", "is not MODULE:NAME"),
         ("log.dirs", "/a,/b", "is not one directory"),
         ("offsets.topic.replication.factor", "3", "=3: must be 1, since there is one broker"),
@@ -155,6 +161,12 @@ def test_unknown_environment_variable_is_refused() -> None:
     assert len({variable_of(name) for name in SETTINGS}) == len(SETTINGS)
 
 
+def test_listeners_on_one_port_are_refused() -> None:
+    listeners = {"listeners": "h:1,B://h:1", "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,B:PLAINTEXT"}
+    with pytest.raises(SettingRefused, match="2 listeners on port 1 of h; each needs its own port"):
+        resolve(Source(DATA | listeners))
+
+
 def test_missing_data_directory_is_refused() -> None:
     with pytest.raises(SettingRefused, match="--data DIRECTORY"):
         resolve(Source({}))
@@ -164,8 +176,8 @@ def test_kafkas_own_properties_file_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text(KAFKAS_OWN_FILE)
     resolved = resolve(from_file(file))
-    assert (resolved.config.host, resolved.config.port) == ("0.0.0.0", 9092)
-    assert resolved.config.advertised == ("localhost", 9092)
+    assert resolved.config.listeners == (Endpoint("0.0.0.0"),)
+    assert resolved.config.advertised == (Endpoint("localhost"),)
     noted = " ".join(resolved.notes)
     for name in parse_properties(KAFKAS_OWN_FILE):
         assert name in SETTINGS or name in noted, f"{name} is neither honoured nor logged"

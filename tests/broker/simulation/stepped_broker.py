@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 from onceflow.broker import node
+from onceflow.broker.config import Endpoint
 from onceflow.broker.network.connection import Handle
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.node import BrokerConfig, Node
@@ -130,6 +131,7 @@ class Line:
 
     peer = "simulated:1"
     peer_host = "127.0.0.1"
+    endpoint = Endpoint(port=1)
     principal = ANONYMOUS
 
     def __init__(self, response: Callable[[bytes], None]) -> None:
@@ -188,7 +190,7 @@ class SteppedBroker:
         self.unexpected = unexpected
         self._is_unlocked = False
         self.loop.set_exception_handler(self._note)
-        config = BrokerConfig(data, port=9092, **({"reserve_bytes": RESERVE_BYTES} | settings))
+        config = BrokerConfig(data, **({"reserve_bytes": RESERVE_BYTES} | settings))
         self._broker = Broker(config, disk=disk, clock=clock)
         try:
             with self.loop.running(), self._stepped_threads():

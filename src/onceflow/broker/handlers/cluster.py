@@ -47,8 +47,8 @@ def handle_describe_cluster(node: Node, request: Request) -> None:
         brokers=[
             {
                 "broker_id": node.node_id,
-                "host": node.advertised_host,
-                "port": node.advertised_port,
+                "host": request.endpoint.host,
+                "port": request.endpoint.port,
                 "rack": None,
                 "is_fenced": False,
             }

@@ -26,13 +26,12 @@ def handle_find_coordinator(node: Node, request: Request) -> None:
     body = request.decode()
     keys = body.coordinator_keys if request.version >= BATCHED_FROM_FIND_COORDINATOR else (body.key,)
     if getattr(body, "key_type", KEY_TYPE_GROUP) in (KEY_TYPE_GROUP, KEY_TYPE_TRANSACTION):
-        host, port = node.advertised_host, node.advertised_port
         coordinator = {
             "error_code": ErrorCode.none,
             "error_message": "" if request.version >= BATCHED_FROM_FIND_COORDINATOR else NO_ERROR,
             "node_id": node.node_id,
-            "host": host,
-            "port": port,
+            "host": request.endpoint.host,
+            "port": request.endpoint.port,
         }
     else:
         message = f"key type {body.key_type} is not supported: only groups (0) and transactions (1) have a coordinator"

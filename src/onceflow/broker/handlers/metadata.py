@@ -125,7 +125,8 @@ def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | b
                     topic, node.partitions.count(topic.name), version, authorized=authorized
                 )
 
-    head = metadata.encode_head(version, node.node_id, node.advertised_host, node.advertised_port, node.cluster_id)
+    host, port, _ = request.endpoint
+    head = metadata.encode_head(version, node.node_id, host, port, node.cluster_id)
     cluster_operations = getattr(body, "include_cluster_authorized_operations", False)
     tail = metadata.encode_tail(
         version, CLUSTER_OPERATIONS if cluster_operations else metadata.OPERATIONS_NOT_REQUESTED

@@ -4,10 +4,6 @@ A connection owns its non-blocking socket and is called by the event loop. It re
 4 KiB and grows as a frame's bytes arrive. A handler gets its frame as a view of that buffer, valid until it returns.
 A large request is decoded over several turns of the loop before it is handled; the buffer does not change meanwhile.
 
-A response is a list of pieces: bytes, or slices of a segment. Slices are sent by sendfile, resumed when the socket is
-writable again, without entering this process. Small slices are read and joined with the bytes around them: one call
-costs less, and wakes the reader once.
-
 The cost of one connection to the others is bounded: bytes read, handled and sent in one turn of the loop, pending
 requests and unsent responses. The memory of incoming requests and of unread responses is bounded over all connections.
 
@@ -17,22 +13,20 @@ mutes the channel until the response is sent. Here requests that wait for the di
 requests are appended together and acknowledged by one sync.
 """
 
-import asyncio
 import contextlib
 import logging
 import math
-import os
 import socket
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from onceflow.broker.config import BrokerConfig
+from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop.deferred import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, DeferredCalls
 from onceflow.broker.network.incoming import FRAME_BYTES_MIN, Arrival, frame_size_error, has_disconnected, is_over
-from onceflow.broker.network.reply import Piece, Reply, SendingSlice, join_small
+from onceflow.broker.network.reply import Piece, Reply
 from onceflow.broker.network.request_memory import RequestMemory, Reservation
 from onceflow.broker.network.response_budget import ResponseBudget
+from onceflow.broker.network.sending import SendingHalf
 from onceflow.broker.security.principal import ANONYMOUS, KafkaPrincipal
 from onceflow.log.clock import Clock
 from onceflow.wire import apis
@@ -52,59 +46,46 @@ SLOW_BYTES_PER_SECOND = 256 * 1024
 DRAINED_BYTES_MAX = 1024 * 1024
 
 _FETCH_KEY, _PRODUCE_KEY = apis.FETCH.to_bytes(2, "big"), apis.PRODUCE.to_bytes(2, "big")
-_MSG_MORE = getattr(socket, "MSG_MORE", 0)
 
 Handle = Callable[[memoryview, Reply, "Connection"], None]
 Decode = Callable[[memoryview], Generator[int, None, Handle]]
 """Decodes a large request in steps, for `DeferredCalls.add_large`, and returns its `Handle`. Raises WireError."""
 
 
-class Connection:
+class Connection(SendingHalf):
     """State of one connection. `handle`, or what `decode` returns for a large frame, responds at once or later."""
 
     __slots__ = (
-        "_active_at",
         "_arrival",
         "_begin",
-        "_clock",
-        "_config",
         "_decode",
         "_deferred",
         "_end",
         "_handle",
-        "_has_writer",
-        "_is_blocked",
         "_is_finishing",
         "_is_handling_scheduled",
         "_is_parked",
         "_is_reading",
-        "_is_write_scheduled",
-        "_loop",
         "_new_reply",
         "_on_closed",
-        "_pending",
         "_pending_max",
         "_plain_bytes_max",
         "_received_bytes",
-        "_response_budget",
-        "_socket",
-        "_turn_bytes_left",
-        "_unsent",
         "_unsent_bytes_max",
         "_view",
         "_waits_for_memory",
-        "is_open",
+        "endpoint",
         "peer",
         "peer_host",
         "principal",
         "reservation",
-        "unsent_bytes",
     )
 
     def __init__(
         self,
         client: socket.socket,
         peer: tuple[Any, ...],
+        endpoint: Endpoint,
         config: BrokerConfig,
         memory: RequestMemory,
         response_budget: ResponseBudget,
@@ -115,44 +96,31 @@ class Connection:
         new_reply: Callable[["Connection"], Reply],
         on_closed: Callable[["Connection", bool], None],
     ) -> None:
+        super().__init__(client, config, response_budget, clock)
         self.peer_host = str(peer[0])
         self.peer = f"{peer[0]}:{peer[1]}"
+        self.endpoint = endpoint
         self.principal: KafkaPrincipal = ANONYMOUS
-        self.is_open = True
-        self._socket = client
-        self._config = config
         self._plain_bytes_max = min(
             config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max
         )
         self._pending_max = config.queued_requests_max
         self._unsent_bytes_max = config.unsent_bytes_per_connection_max
-        self._response_budget = response_budget
-        self._clock = clock
         self._deferred = deferred
         self._handle = handle
         self._decode = decode
         self._new_reply = new_reply
         self._on_closed = on_closed
-        self._loop = asyncio.get_running_loop()
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
         self.reservation = Reservation(memory, self._on_memory_freed)
         self._begin = self._end = 0
         self._received_bytes = 0
         self._arrival: Arrival | None = None
-        self._pending: deque[Reply] = deque()
-        self._unsent: deque[bytes | memoryview | SendingSlice] = deque()
-        self.unsent_bytes = 0
-        """Responses in memory, including those that wait for an earlier one; slices of files cost none."""
-        self._turn_bytes_left = 0
         self._is_reading = True
         self._waits_for_memory = False
-        self._has_writer = False
-        self._is_blocked = False
         self._is_finishing = False
         self._is_parked = False
-        self._is_write_scheduled = False
         self._is_handling_scheduled = False
-        self._active_at = clock.monotonic()
         self._loop.add_reader(client.fileno(), self._on_readable)
 
     # Reading
@@ -343,12 +311,6 @@ class Connection:
         if self.unsent_bytes >= self._unsent_bytes_max and self._is_reading:
             self._pause_reading()
 
-    def write_soon(self) -> None:
-        """Continue to send in the next turn of the loop."""
-        if not self._is_write_scheduled:
-            self._is_write_scheduled = True
-            self._loop.call_soon(self._write)
-
     def _write(self) -> None:
         self._is_write_scheduled = False
         if self.is_open:
@@ -374,97 +336,6 @@ class Connection:
             self._resume_reading()
         # Frames that arrived before the pause are in the buffer already: no event will report them.
         self._handle_frames()
-
-    def _collect(self) -> None:
-        """Move the pieces of every response whose turn it is to the unsent ones, small ones joined."""
-        small: list[bytes] = []
-        while self._pending and self._pending[0].pieces is not None:
-            for piece in self._pending.popleft().pieces or ():
-                if isinstance(piece, bytes):
-                    small.append(piece)
-                    continue
-                if small:
-                    self._unsent.append(b"".join(small))
-                    small.clear()
-                self._unsent.append(SendingSlice(piece.file, piece.position, piece.size_bytes))
-        if small:
-            # One piece alone is not copied.
-            self._unsent.append(b"".join(small))
-
-    def _send(self) -> None:
-        self._turn_bytes_left = self._config.turn_sent_bytes_max
-        try:
-            while self._unsent and self._turn_bytes_left > 0 and not self._is_blocked:
-                self._send_first()
-            if self._unsent and not self._is_blocked:
-                self.write_soon()
-        except (BlockingIOError, InterruptedError):
-            self._wait_until_writable()
-        except OSError as error:
-            self._fail(error)
-        if self._turn_bytes_left < self._config.turn_sent_bytes_max:
-            self._active_at = self._clock.monotonic()
-
-    def _send_first(self) -> None:
-        if len(self._unsent) > 1:
-            joined = join_small(self._unsent, self._read)
-            if joined:
-                self._unsent.appendleft(joined)
-        piece = self._unsent[0]
-        if isinstance(piece, SendingSlice):
-            self._send_file(piece)
-            return
-        flags = _MSG_MORE if len(self._unsent) > 1 else 0
-        count = self._socket.send(piece, flags)
-        self.unsent_bytes -= count
-        self._response_budget.used_bytes -= count
-        self._turn_bytes_left -= count
-        if count == len(piece):
-            self._unsent.popleft()
-        else:
-            self._unsent[0] = memoryview(piece)[count:]
-
-    def _read(self, piece: SendingSlice) -> bytes:
-        data = piece.file.read(piece.size_bytes, piece.position)
-        if len(data) < piece.size_bytes:
-            raise OSError(f"file is {piece.size_bytes - len(data)} bytes shorter than the response needs")
-        self.unsent_bytes += len(data)
-        self._response_budget.add(len(data))
-        return data
-
-    def _send_file(self, piece: SendingSlice) -> None:
-        try:
-            descriptor = piece.file.fileno()
-        except OSError:
-            # A file of a test's disk has no descriptor to send from.
-            self._unsent[0] = self._read(piece)
-            return
-        wanted = min(piece.size_bytes, self._turn_bytes_left)
-        count = os.sendfile(self._socket.fileno(), descriptor, piece.position, wanted)
-        if not count:
-            raise OSError(f"file is {piece.size_bytes} bytes shorter than the response needs")
-        self._turn_bytes_left -= count
-        piece.position += count
-        piece.size_bytes -= count
-        if not piece.size_bytes:
-            self._unsent.popleft()
-        elif count < wanted:
-            # The socket is full: another call would only report that.
-            self._wait_until_writable()
-
-    def _wait_until_writable(self) -> None:
-        self._is_blocked = True
-        if not self._has_writer:
-            self._has_writer = True
-            self._loop.add_writer(self._socket.fileno(), self._on_writable)
-
-    def _on_writable(self) -> None:
-        """Continue to send. A large response fills the socket several times: stay registered until none is blocked."""
-        self._is_blocked = False
-        self._write()
-        if self.is_open and not self._is_blocked:
-            self._has_writer = False
-            self._loop.remove_writer(self._socket.fileno())
 
     # The end
 

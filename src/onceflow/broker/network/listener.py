@@ -1,7 +1,6 @@
-"""The listening socket and its connections: their number, their time limits and their end."""
+"""The listening sockets and their connections: their number, their time limits and their end."""
 
 import asyncio
-import errno
 import logging
 import select
 import socket
@@ -9,25 +8,20 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from onceflow.broker.config import BrokerConfig
+from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.incoming import DISCONNECT_EVENTS, unread_bytes
+from onceflow.broker.network.listening_socket import ListeningSocket
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request_memory import RequestMemory
 from onceflow.broker.network.response_budget import ResponseBudget
-from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
-from onceflow.remedies import Remedy
 
 logger = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
-
-
-class CannotListen(OnceflowError):
-    """The broker cannot listen on its address."""
 
 
 class Usage(NamedTuple):
@@ -50,10 +44,10 @@ class Listener:
     """Listens from its creation; accepts connections after `start`. All methods run on the event loop."""
 
     def __init__(self, config: BrokerConfig, clock: Clock) -> None:
-        """Listen on the configured address. Raises CannotListen."""
+        """Listen on the configured addresses. Raises CannotListen."""
         self._config = config
         self._clock = clock
-        self._socket = _listen(config)
+        self._sockets = _listen_on_all(config)
         self._memory = RequestMemory(
             config.queued_request_bytes_max, config.produce_request_bytes_max, self._reclaim_request_memory
         )
@@ -67,7 +61,11 @@ class Listener:
         self._refused = 0
         self._accepted_total = self._refused_total = self._failed_total = 0
         self._all_closed: asyncio.Event | None = None
-        self.port: int = self._socket.getsockname()[1]
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The addresses, with the ports that were free."""
+        return tuple(listening.endpoint for listening in self._sockets)
 
     def start(
         self,
@@ -84,13 +82,15 @@ class Listener:
         self._decode = decode
         self._deferred = deferred
         self._new_reply = new_reply
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+        for listening in self._sockets:
+            self._resume_accepting(listening)
 
     def close(self) -> None:
-        """Accept no more connections; the address is free for another broker."""
-        if self._socket.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
-            self._socket.close()
+        """Accept no more connections; the addresses are free for another broker."""
+        for listening in self._sockets:
+            if listening.socket.fileno() >= 0:
+                asyncio.get_running_loop().remove_reader(listening.socket.fileno())
+                listening.socket.close()
 
     async def stop(self) -> None:
         """Accept no more connections or requests, send the responses that are possible, and close all.
@@ -115,7 +115,8 @@ class Listener:
 
     def close_descriptors(self) -> None:
         """Close the copied descriptors in a forked child, which has no loop; the parent keeps its own."""
-        self._socket.close()
+        for listening in self._sockets:
+            listening.socket.close()
         for connection in self._connections:
             connection.close_descriptor()
 
@@ -135,18 +136,18 @@ class Listener:
             )
             self._refused = 0
 
-    def _accept(self) -> None:
+    def _accept(self, listening: ListeningSocket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
             try:
-                client, peer = self._socket.accept()
+                client, peer = listening.socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._pause_accepting(error)
+                self._pause_accepting(listening, error)
                 return
-            self._open_connection(client, peer)
+            self._open_connection(listening, client, peer)
 
-    def _open_connection(self, client: socket.socket, peer: tuple[Any, ...]) -> None:
+    def _open_connection(self, listening: ListeningSocket, client: socket.socket, peer: tuple[Any, ...]) -> None:
         config, host = self._config, str(peer[0])
         is_too_many = self._per_address[host] >= config.connections_per_address_max
         if is_too_many or len(self._connections) >= config.connections_max:
@@ -165,6 +166,7 @@ class Listener:
         connection = Connection(
             client,
             peer,
+            listening.advertised,
             config,
             self._memory,
             self._response_budget,
@@ -241,33 +243,25 @@ class Listener:
         if self._all_closed is not None and not self._connections:
             self._all_closed.set()
 
-    def _pause_accepting(self, error: OSError) -> None:
+    def _pause_accepting(self, listening: ListeningSocket, error: OSError) -> None:
         """Stop accepting for a while: without a free descriptor the listener stays readable, and a retry would spin."""
         logger.error("cannot accept connections: %s; retrying in %s s", error, ACCEPT_PAUSE_SECONDS)
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._socket.fileno())
-        loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume_accepting)
+        loop.remove_reader(listening.socket.fileno())
+        loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume_accepting, listening)
 
-    def _resume_accepting(self) -> None:
-        if self._socket.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+    def _resume_accepting(self, listening: ListeningSocket) -> None:
+        if listening.socket.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listening.socket.fileno(), self._accept, listening)
 
 
-def _listen(config: BrokerConfig) -> socket.socket:
-    host, port = config.host, config.port
+def _listen_on_all(config: BrokerConfig) -> list[ListeningSocket]:
+    sockets: list[ListeningSocket] = []
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=config.listen_backlog)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = f"port {port} of {host} is taken; {Remedy.OTHER_BROKER_PORT}"
-        else:
-            reason = f"{host}:{port}: {error}"
-        raise CannotListen(f"the broker cannot listen: {reason}") from error
-    # The connections inherit these; set later, the receive buffer would not change the window's scale.
-    if config.socket_send_buffer_bytes != -1:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_send_buffer_bytes)
-    if config.socket_receive_buffer_bytes != -1:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.socket_receive_buffer_bytes)
-    listener.setblocking(False)
-    return listener
+        for endpoint in config.listeners:
+            sockets.append(ListeningSocket.open(endpoint, config))
+    except BaseException:
+        for listening in sockets:
+            listening.socket.close()
+        raise
+    return sockets

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from onceflow.broker.config import Endpoint
 from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.log.disk import File
 
@@ -59,6 +60,8 @@ class Channel(Protocol):
     @property
     def is_open(self) -> bool: ...
     @property
+    def endpoint(self) -> Endpoint: ...
+    @property
     def principal(self) -> KafkaPrincipal: ...
     def enqueue_response(self, pieces: Sequence[Piece]) -> None: ...
     def close(self, reason: str | None) -> None: ...
@@ -91,6 +94,11 @@ class Reply:
     def is_open(self) -> bool:
         """Whether a client still waits for the response."""
         return self._connection.is_open
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The advertised address of the listener that the client connected to."""
+        return self._connection.endpoint
 
     @property
     def principal(self) -> KafkaPrincipal:

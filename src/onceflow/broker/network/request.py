@@ -12,6 +12,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any
 
+from onceflow.broker.config import Endpoint
 from onceflow.broker.loop.slices import run_in_slices
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.security.principal import KafkaPrincipal
@@ -36,6 +37,11 @@ class Request:
     @property
     def version(self) -> int:
         return self.header.version
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The advertised address of the listener that the client connected to."""
+        return self.reply.endpoint
 
     @property
     def principal(self) -> KafkaPrincipal:

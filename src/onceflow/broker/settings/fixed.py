@@ -91,7 +91,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "broker.id.generation.enable": "node.id is 1 by default",
     "reserved.broker.max.id": "node.id is 1 by default",
     "zookeeper.": _NO_ZOOKEEPER,
-    "listener.security.protocol.map": "there is one listener, PLAINTEXT",
     "num.network.threads": _ONE_LOOP,
     "num.io.threads": _ONE_LOOP,
     "background.threads": _ONE_LOOP,

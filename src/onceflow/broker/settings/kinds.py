@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -195,46 +195,6 @@ class Directory:
     @property
     def allowed(self) -> str:
         return "a directory"
-
-
-_ADDRESS = re.compile(
-    r"(?:PLAINTEXT://)?(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:/\[\]]*)):(?P<port>[0-9]{1,5})", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class Address:
-    """HOST:PORT or PLAINTEXT://HOST:PORT, an IPv6 host in brackets; the host is optional if `any_host`.
-
-    Listeners named in `ignored` (a KRaft controller's) are skipped: this broker connects to no controller.
-    """
-
-    any_host: bool
-    ignored: Sequence[str] = ("CONTROLLER",)
-    kafka_type = 2
-    metavar = "HOST:PORT"
-
-    def read(self, text: str) -> tuple[str, int]:
-        listeners = [listener.strip() for listener in text.split(",")]
-        ours = [listener for listener in listeners if listener.partition("://")[0].upper() not in self.ignored]
-        match = _ADDRESS.fullmatch(ours[0]) if len(ours) == 1 else None
-        if match is None or int(match["port"]) > 65535 or not (self.any_host or match["ipv6"] or match["host"]):
-            raise ValueError(f"is not {self.allowed}")
-        return match["ipv6"] or match["host"] or "0.0.0.0", int(match["port"])
-
-    def write(self, value: object) -> str | None:
-        return None if value is None else f"PLAINTEXT://{address_text(value)}"
-
-    @property
-    def allowed(self) -> str:
-        return "HOST:PORT or PLAINTEXT://HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:9092"
-
-
-def address_text(value: object) -> str:
-    """Return HOST:PORT of (host, port), an IPv6 host in brackets."""
-    assert isinstance(value, tuple)
-    host, port = value
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 COUNT = Whole(1, INT32_MAX)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.settings.addresses import check_listeners
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.properties import parse_properties
@@ -62,7 +63,9 @@ def resolve(*sources: Source) -> Resolved:
         raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
     given = dict.fromkeys(name for source in sources for name in source.given)
     without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
-    return Resolved(_config(values), notes, warnings, without_effect)
+    config = _config(values)
+    check_listeners(config)
+    return Resolved(config, notes, warnings, without_effect)
 
 
 def _require_known(source: Source) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from onceflow.broker.config import BrokerConfig
+from onceflow.broker.settings.addresses import Endpoints, ProtocolMap
 from onceflow.broker.settings.connections import CONNECTIONS
 from onceflow.broker.settings.fixed import FIXED, fixed_type
 from onceflow.broker.settings.kinds import (
@@ -22,7 +23,6 @@ from onceflow.broker.settings.kinds import (
     MS,
     MS_OR_NONE,
     MS_POSITIVE,
-    Address,
     Choice,
     CleanupPolicy,
     Directory,
@@ -57,20 +57,26 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         ),
         Setting(
             "listeners",
-            "host port",
-            Address(any_host=True),
-            "Address to listen on. Port 0 selects any free port.",
+            "listeners",
+            Endpoints(any_host=True),
+            "Addresses to listen on, with the name of each listener. Port 0 selects any free port.",
             "--listen",
             is_common=True,
         ),
         Setting(
             "advertised.listeners",
             "advertised",
-            Address(any_host=False),
-            "Address that clients connect to, if it differs from the one the broker listens on: from another"
-            " machine, or from outside the container. Default: the listen address.",
+            Endpoints(any_host=False),
+            "Addresses that the clients of each listener connect to, if they differ from those the broker listens on:"
+            " from another machine, or from outside the container. Default: the listen addresses.",
             "--advertise",
             is_common=True,
+        ),
+        Setting(
+            "listener.security.protocol.map",
+            "listener_protocols",
+            ProtocolMap(),
+            "Security protocol of each listener, by the listener's name.",
         ),
         Setting("broker.id", "node_id", Whole(0, INT32_MAX), "The same as node.id, which takes precedence."),
         Setting(
