@@ -98,7 +98,7 @@ def test_missing_and_deleted_offsets(java: JavaPrograms, topic: str) -> None:
     """Without auto.offset.reset the consumer gets an error; otherwise it starts at the log's start, or its end."""
     assert java.run("Groups", topic, "reset") == [
         {"without": "NoOffsetForPartitionException"},
-        {"remaining": "OffsetOutOfRangeException"},
+        {"deleted": "OffsetOutOfRangeException"},
         {"next": "4"},
         {"policy": "earliest", "position": 4},
         {"policy": "latest", "position": 10},

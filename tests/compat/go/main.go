@@ -327,9 +327,9 @@ func administer() {
 	dirs, err := admin.DescribeAllLogDirs(ctx, nil)
 	check(err)
 	printLine(fields{"brokers": len(metadata.Brokers), "controller": metadata.Controller, "dirs": len(dirs)})
-	deleted, err := admin.DeleteTopics(ctx, topic)
+	topics, err := admin.DeleteTopics(ctx, topic)
 	check(err)
-	check(deleted.Error())
+	check(topics.Error())
 	left, err := kadm.NewClient(client()).ListTopics(ctx) // the other one remembers
 	check(err)
 	printLine(fields{"listed": left.Has(topic)})

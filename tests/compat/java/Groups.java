@@ -268,7 +268,7 @@ public final class Groups {
             consumer.assign(List.of(first));
             Output.line("without", Output.error(() -> consumer.poll(Duration.ofSeconds(20))));
             consumer.seek(first, 2);
-            Output.line("gone", Output.error(() -> consumer.poll(Duration.ofSeconds(20))));
+            Output.line("deleted", Output.error(() -> consumer.poll(Duration.ofSeconds(20))));
             consumer.seek(first, 4);
             Output.line("next", next(consumer));
         }
