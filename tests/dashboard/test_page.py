@@ -8,6 +8,7 @@ import pytest
 import redis
 from playwright.sync_api import Page, expect
 
+from onceflow.clicks.last_verify import LastVerify
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.dashboard import feed
@@ -71,6 +72,12 @@ def test_the_numbers_are_those_of_redis(serve_page: ServePage, counted: Counted,
     page.locator("#pulse").click()
     expect(page.locator("#batch-number")).to_have_text("11")
     assert text_of(page, "#batch-duration") == "840 ms"
+    expect(page.locator("#verify")).to_contain_text("No result is recorded")
+    with redis.Redis.from_url(counted.redis_url) as client:
+        query = client.hget(counted.keys.marker, "query")
+    assert isinstance(query, bytes)
+    LastVerify(query.decode(), 10, 0, 516, 2).record(counted.redis_url, counted.keys)
+    expect(page.locator("#verify")).to_contain_text("Not equal in 2 fields, up to micro-batch 10, ")
 
 
 def test_an_update_arrives_without_a_reload(serve_page: ServePage, counted: Counted, page: Page) -> None:

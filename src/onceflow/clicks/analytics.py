@@ -12,6 +12,7 @@ from typing import Any
 
 from onceflow.clicks.counted import Counted, newest_ms
 from onceflow.clicks.distinct_users import UsersOfWindows
+from onceflow.clicks.last_verify import LastVerify, parse_last_verify
 from onceflow.clicks.measures import CLICKS, EVENTS, FUTURE, NO_TIME, SESSIONS, UID
 from onceflow.clicks.results import MarkerView, Results, refuse_other_job
 from onceflow.clicks.windows import (
@@ -401,6 +402,13 @@ class Analytics(Results):
             return Quality(events, bad, late, no_time, future)
 
         return self.at_one_batch(read)
+
+    def last_verify(self) -> LastVerify | None:
+        """Return the last recorded verification of these counts."""
+        marker = self.marker()
+        if marker is None:
+            return None
+        return parse_last_verify(self._ask(self._redis.hgetall, self.keys.verified), marker.query)
 
     def settings(self) -> Counted | None:
         """Return what the job counts; None before its first micro-batch."""

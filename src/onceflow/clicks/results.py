@@ -112,6 +112,10 @@ class Keys:
     def history(self) -> str:
         return f"{self._tag}:history"
 
+    @property
+    def verified(self) -> str:
+        return f"{self._tag}:verified"
+
 
 PartitionOffsets = dict[str, dict[int, int]]
 """Topic → partition → offset."""

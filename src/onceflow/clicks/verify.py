@@ -17,6 +17,7 @@ from typing import Any
 import redis
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from onceflow.clicks.last_verify import LastVerify
 from onceflow.clicks.recount import Recount
 from onceflow.clicks.recount_ids import IdRecount
 from onceflow.clicks.recount_measures import MeasureRecount
@@ -74,6 +75,10 @@ class Verdict:
     @property
     def is_equal(self) -> bool:
         return not self.differences
+
+    def recorded(self, finished_ms: int) -> LastVerify:
+        """Return the result in the form that is kept in Redis."""
+        return LastVerify(self.marker.query, self.marker.batch, finished_ms, self.recount.events, len(self.differences))
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -235,8 +236,9 @@ def checkpoint_of(topic: str, hash_key: str) -> Path:
 @bootstrap_option
 @click.option("--topic", default="user_events", show_default=True, help="Topic that was counted.")
 @redis_options
+@click.option("--record", is_flag=True, help="Record the result in Redis; the dashboard shows the last one.")
 @json_option
-def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: bool) -> None:
+def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, record: bool, as_json: bool) -> None:
     """Recount the log and compare every field with Redis, also while the stream is running.
 
     It recounts exactly the offsets that the pipeline has recorded as counted, with separate code. Later events are
@@ -260,7 +262,21 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, as_json: b
         click.get_current_context().exit(2)
     with stdout_may_close():
         click.echo(text)
+    if record:
+        _record(verdict, redis_url)
     click.get_current_context().exit(0 if verdict.is_equal else 1)
+
+
+def _record(verdict: "Verdict", redis_url: str) -> None:
+    """Record the result; exit with 2 if that fails, with 1 if the counts differ, too."""
+    from onceflow.clicks.last_verify import NotRecorded
+    from onceflow.clicks.results import Keys
+
+    try:
+        verdict.recorded(int(time.time() * 1000)).record(redis_url, Keys(verdict.hash_key))
+    except NotRecorded as error:
+        click.echo(f"onceflow: {error}", err=True)
+        click.get_current_context().exit(2 if verdict.is_equal else 1)
 
 
 def _format_verdict(verdict: "Verdict") -> str:

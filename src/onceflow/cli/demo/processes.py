@@ -235,9 +235,8 @@ class Laptop:
         with self._step("counting the rest"):
             self._drain()
         self.supervisor.stop("spark")
-        verified = subprocess.run(
-            [sys.executable, "-m", "onceflow", "verify", *self._where(), *(["--json"] if as_json else [])], check=False
-        )
+        options = ["--record", "--json"] if as_json else ["--record"]
+        verified = subprocess.run([sys.executable, "-m", "onceflow", "verify", *self._where(), *options], check=False)
         snapshot = self._snapshot()
         batches = _batch(snapshot) - self.batch_before
         self.console.print(f"{_totals(snapshot)} in Redis · {counted(batches, 'micro-batch')} in this run")

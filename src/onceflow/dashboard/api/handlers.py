@@ -208,8 +208,17 @@ async def health(service: Service, _: Parsed) -> Reply:
         ],
         "links": [{"name": name, "url": url} for name, url in service.links],
         "archive": await _archive_health(service),
+        "verify": await _last_verify(service),
     }
     return Reply([row], LIVE)
+
+
+async def _last_verify(service: Service) -> Row | None:
+    try:
+        last = await service.of_counts(lambda analytics: analytics.last_verify())
+    except OnceflowError:  # The state of Redis is in the same response.
+        return None
+    return None if last is None else {**asdict(last), "equal": last.is_equal}
 
 
 async def _archive_health(service: Service) -> Row | None:

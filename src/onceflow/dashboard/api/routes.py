@@ -223,11 +223,11 @@ ROUTES = (
     ),
     Route(
         "health",
-        "State of Redis, the broker, the stream and the archive.",
+        "State of Redis, the broker, the stream and the archive, and the last recorded verification.",
         (),
         fields(
             "ok:bool redis:object broker:object lag:object? batch:object? events_per_second:number? "
-            "stopped_since_ms:time? batches:object links:object archive:object?"
+            "stopped_since_ms:time? batches:object links:object archive:object? verify:object?"
         ),
         handlers.health,
         is_list=False,

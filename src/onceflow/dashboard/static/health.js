@@ -63,8 +63,9 @@ async function read() {
 }
 
 function verifyText(verify) {
-  if (!verify) return "No result is kept. Check all counts with: onceflow verify";
-  return `${verify.equal ? "Equal" : "Not equal"}, ${age(now_ms() - verify.finished_ms)} ago.`;
+  if (!verify) return "No result is recorded. Check all counts with: onceflow verify --record";
+  const result = verify.equal ? "Equal" : `Not equal in ${plural(verify.differences, "field", "fields")}`;
+  return `${result}, up to micro-batch ${count(verify.batch)}, ${age(now_ms() - verify.finished_ms)} ago.`;
 }
 
 function showPlaces({ redis, broker, archive, links }) {

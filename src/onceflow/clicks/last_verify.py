@@ -1,0 +1,54 @@
+"""The result of the last recorded verification, beside the counts; the dashboard shows it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from onceflow.clicks.results import Keys
+from onceflow.errors import OnceflowError
+from onceflow.redis import errors as redis_errors
+from onceflow.redis.address import shown
+from onceflow.redis.route import open_client
+
+
+class NotRecorded(OnceflowError):
+    """A result that could not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastVerify:
+    """The result of `onceflow verify --record`, up to a micro-batch of one query."""
+
+    query: str
+    batch: int
+    finished_ms: int
+    events: int
+    differences: int
+    """Number of fields that differ between the log and Redis."""
+
+    @property
+    def is_equal(self) -> bool:
+        return self.differences == 0
+
+    def record(self, redis_url: str, keys: Keys) -> None:
+        """Replace the recorded result. Raises NotRecorded."""
+        values = {name: str(getattr(self, name)) for name in self.__slots__}
+        try:
+            with open_client(redis_url, keys.verified) as client:
+                client.hset(keys.verified, mapping=values)
+        except redis.RedisError as error:
+            raise NotRecorded(
+                f"failed to record the result in {keys.verified} at {shown(redis_url)} ({error}): "
+                f"{redis_errors.remedy_for(error)}"
+            ) from error
+
+
+def parse_last_verify(fields: Mapping[bytes, bytes], query: str) -> LastVerify | None:
+    """Return the recorded result of a query's counts; None without one, or if it is of other counts."""
+    given: dict[str, Any] = {name.decode(): value.decode() for name, value in fields.items()}
+    if given.get("query") != query:
+        return None
+    numbers = {name: int(given[name]) for name in LastVerify.__slots__ if name != "query"}
+    return LastVerify(query, **numbers)
