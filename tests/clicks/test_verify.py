@@ -77,6 +77,10 @@ def test_equal(own_place: Place) -> None:
         "bad": 4,
         "not_yet_counted": 3,
     }
+    progress: list[tuple[int, int]] = []
+    where = (own_place.bootstrap, own_place.topic, own_place.url, own_place.hash_key)
+    verifying.verify(*where, on_progress=lambda *both: progress.append(both))
+    assert progress[-1] == (9, 9)
     printed = own_place.command().stdout
     assert "differences                   0" in printed
     assert "not yet counted               3" in printed

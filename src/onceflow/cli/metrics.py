@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onceflow.cli.notes import note
 from onceflow.listening import is_loopback
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def serving_metrics(host: str, port: int | None, collect: "Callable[[], Iterable
     if not is_loopback(host):
         click.echo(f"warning: {open_metrics(host, port)}", err=True)
     server = MetricsServer(host, port, collect)
-    click.echo(f"metrics are at {server.url}", err=True)
+    note(f"metrics are at {server.url}")
     server.start()
     try:
         yield

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -118,8 +118,19 @@ class Counts:
     """None for a job without a file of measures."""
 
 
-def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: Security = PLAINTEXT) -> Verdict:
-    """Recount and compare. Raises `VerifyInconclusive` with the reason if that is impossible."""
+def verify(
+    bootstrap: str,
+    topic: str,
+    redis_url: str,
+    hash_key: str,
+    security: Security = PLAINTEXT,
+    *,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Verdict:
+    """Recount and compare. `on_progress` takes the number of events read, and the number of offsets to read.
+
+    Raises `VerifyInconclusive` with the reason if that is impossible.
+    """
     keys = Keys(hash_key)
     counts = read_counts(redis_url, keys)
     marker = counts.marker
@@ -136,7 +147,7 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
     ids = None
     if plan.get("event_ids_ms") is not None:
         ids = IdRecount(key_field, value_field, plan["event_ids_ms"])
-        _read_log(bootstrap, topic, begins, ends, ids, security)
+        _read_log(bootstrap, topic, begins, ends, ids, security, on_progress)
     recount = Recount(
         key_field,
         value_field,
@@ -144,7 +155,7 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, security: 
         None if measures is None else measures.add,
         () if ids is None else ids.duplicates(),
     )
-    not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount, security)
+    not_yet_counted = _read_log(bootstrap, topic, begins, ends, recount, security, on_progress)
     differences = compare(keys, counts, recount, measures)
     if measures is not None and counts.measures is not None:
         newest_ms = int(marker.fields.get("newest_ms") or 0)
@@ -244,6 +255,7 @@ def _read_log(
     ends: Mapping[int, int],
     recount: Recount | IdRecount,
     security: Security,
+    on_progress: Callable[[int, int], None],
 ) -> int:
     """Add the events of every [begin, end) to the recount; return the number of offsets after the ends."""
     consumer = Consumer(
@@ -263,7 +275,8 @@ def _read_log(
         beyond = _check_log(consumer, bootstrap, topic, begins, ends)
         wanted = {partition: end for partition, end in ends.items() if begins.get(partition, 0) < end}
         consumer.assign([TopicPartition(topic, partition, begins.get(partition, 0)) for partition in wanted])
-        _consume(consumer, topic, wanted, recount)
+        total = sum(end - begins.get(partition, 0) for partition, end in wanted.items())
+        _consume(consumer, topic, wanted, recount, lambda read: on_progress(min(read, total), total))
     except KafkaException as error:
         raise VerifyInconclusive(
             f"failed to read '{topic}' from the broker at {bootstrap} ({error_text(error.args[0])})"
@@ -296,8 +309,10 @@ def _check_log(consumer: Any, bootstrap: str, topic: str, begins: Mapping[int, i
     return beyond
 
 
-def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recount | IdRecount) -> None:
-    waiting = dict(ends)
+def _consume(
+    consumer: Any, topic: str, ends: Mapping[int, int], recount: Recount | IdRecount, on_read: Callable[[int], None]
+) -> None:
+    waiting, read = dict(ends), 0
     deadline = time.monotonic() + RESPONSE_WAIT_S
     while waiting:
         messages = consumer.consume(READ_EVENTS, timeout=READ_WAIT_S)
@@ -307,6 +322,8 @@ def _consume(consumer: Any, topic: str, ends: Mapping[int, int], recount: Recoun
             missing = ", ".join(f"{topic}-{partition} up to {end}" for partition, end in sorted(waiting.items()))
             raise VerifyInconclusive(f"no event arrived for {RESPONSE_WAIT_S:.0f} s; still to be read: {missing}")
         _count_messages(messages, topic, waiting, recount)
+        read += len(messages)
+        on_read(read)
 
 
 def _count_messages(messages: Iterable[Any], topic: str, waiting: dict[int, int], recount: Recount | IdRecount) -> None:

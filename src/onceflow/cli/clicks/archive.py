@@ -13,6 +13,7 @@ import click
 
 from onceflow.cli.clicks.job_options import job_options, job_settings
 from onceflow.cli.command_group import Commands
+from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option, layout_options
 from onceflow.cli.output import counted, print_rows, stdout_may_close, table
 from onceflow.cli.security import open_cluster
@@ -53,6 +54,7 @@ _TIMES = {"start_ms", "end_ms", "time_ms"}
     is_flag=True,
     help="Continue although events were deleted from the log before they were archived; for this run only.",
 )
+@quiet_option
 @json_option
 def archive(
     directory: Path,
@@ -97,7 +99,7 @@ def archive(
         **job_settings(checkpoint or str(directory / CHECKPOINT), job),
     )
     running.check()
-    click.echo(f"archiving {topic} at {bootstrap} into {directory}; Ctrl-C stops", err=True)
+    note(f"archiving {topic} at {bootstrap} into {directory}; Ctrl-C stops")
     ignore_pandas_warnings()
     run_jobs([running])
     version = Archive(directory).newest()

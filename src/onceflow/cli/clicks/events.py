@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.security import security
@@ -227,6 +228,7 @@ class Speed(click.ParamType[float]):
     help="File for rows that cannot become events: JSON lines with file, line, reason and text. Overwritten when the "
     "first row is rejected.",
 )
+@quiet_option
 @json_option
 @bootstrap_option
 def replay(
@@ -319,7 +321,7 @@ def _with_progress(progress: "Progress", wait: "Callable[[float], bool]") -> "Ca
         nonlocal printed_at
         if progress.sent % 1000 == 0 and time.monotonic() - printed_at > 5:
             printed_at = time.monotonic()
-            click.echo(f"{counted(progress.position, 'event')} so far", err=True)
+            note(f"{counted(progress.position, 'event')} so far")
         return wait(pause_s)
 
     return wait_and_print

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onceflow.cli.notes import note
 from onceflow.cli.security import kafka_settings
 from onceflow.cli.spark import is_submitted, java_home
 
@@ -139,4 +140,4 @@ def _log_beside(location: str) -> Path | None:
 
 def _print_ui(spark: "SparkSession") -> None:
     """Print the address of Spark's UI; if the port is in use, Spark takes the next one."""
-    click.echo(f"Spark's UI is at {spark.sparkContext.uiWebUrl}", err=True)
+    note(f"Spark's UI is at {spark.sparkContext.uiWebUrl}")

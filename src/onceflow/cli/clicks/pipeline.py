@@ -14,6 +14,7 @@ from onceflow.cli.clicks.archive import CHECKPOINT, TRIGGER
 from onceflow.cli.clicks.job_options import CHECKPOINTS, job_options, job_settings, to_master
 from onceflow.cli.clicks.results import totals
 from onceflow.cli.metrics import metrics_options, serving_metrics
+from onceflow.cli.notes import note, progress_bar, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.security import security
@@ -90,6 +91,7 @@ def _to_window(context: click.Context, parameter: click.Parameter, value: str | 
     "this run only. The marker records the losses, and 'onceflow verify' reports them.",
 )
 @metrics_options
+@quiet_option
 @json_option
 def run(
     master_argument: str | None,
@@ -195,7 +197,7 @@ def _run(pipeline: "ClickPipeline", archive: "ArchiveJob | None", as_json: bool)
         job.check()
     _print_start(pipeline)
     if archive is not None:
-        click.echo(f"archiving {archive.topic} into {archive.directory}", err=True)
+        note(f"archiving {archive.topic} into {archive.directory}")
     ignore_pandas_warnings()
     run_jobs(jobs)
     with Results(pipeline.redis_url, pipeline.hash_key) as results:
@@ -223,7 +225,7 @@ def _print_start(pipeline: "ClickPipeline") -> None:
     ]
     if pipeline.log_file is not None:
         lines.append(f"Spark's own log is {pipeline.log_file}")
-    click.echo("\n".join(lines), err=True)
+    note("\n".join(lines))
 
 
 def checkpoint_of(topic: str, hash_key: str) -> Path:
@@ -237,6 +239,7 @@ def checkpoint_of(topic: str, hash_key: str) -> Path:
 @click.option("--topic", default="user_events", show_default=True, help="Topic that was counted.")
 @redis_options
 @click.option("--record", is_flag=True, help="Record the result in Redis; the dashboard shows the last one.")
+@quiet_option
 @json_option
 def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, record: bool, as_json: bool) -> None:
     """Recount the log and compare every field with Redis, also while the stream is running.
@@ -249,7 +252,8 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, record: bo
     try:
         from onceflow.clicks import verify as verifying
 
-        verdict = verifying.verify(bootstrap, topic, redis_url, hash_key, security())
+        with progress_bar("events") as advance:
+            verdict = verifying.verify(bootstrap, topic, redis_url, hash_key, security(), on_progress=advance)
         text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _format_verdict(verdict)
     except OnceflowError as error:
         click.echo(f"onceflow: inconclusive: {error}", err=True)

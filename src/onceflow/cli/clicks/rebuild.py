@@ -1,21 +1,21 @@
 """`onceflow rebuild`: count everything again beside the live counts, then replace them."""
 
 import json
-import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onceflow.cli.clicks.job_options import session_options, session_settings
+from onceflow.cli.notes import progress_bar, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option, redis_options
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.security import kafka_settings
 from onceflow.cli.spark import ignore_pandas_warnings
 
 if TYPE_CHECKING:
-    from onceflow.clicks.rebuild import Outcome, Progress
+    from onceflow.clicks.rebuild import Outcome
     from onceflow.clicks.results import Snapshot
 
 LOG = Path(".onceflow", "rebuild")
@@ -26,6 +26,7 @@ LOG = Path(".onceflow", "rebuild")
 @redis_options
 @session_options
 @click.option("--discard", is_flag=True, help="Delete the counts of an unfinished rebuild instead.")
+@quiet_option
 @json_option
 def rebuild(bootstrap: str, redis_url: str, hash_key: str, discard: bool, as_json: bool, **session: Any) -> None:
     """Recount the log beside the live counts, verify the result, and replace the live counts in one step.
@@ -50,33 +51,15 @@ def rebuild(bootstrap: str, redis_url: str, hash_key: str, discard: bool, as_jso
         hash_key,
         kafka=kafka_settings(),
         session=session_settings(str(LOG.absolute()), session),
-        on_progress=_printer(),
     )
     if discard:
         keys = running.discard()
         click.echo(json.dumps({"deleted": keys}) if as_json else f"deleted {counted(keys, 'key')} of {running.own_key}")
         return
+    with progress_bar("events") as advance:
+        outcome = replace(running, on_progress=lambda progress: advance(progress.counted, progress.total)).run()
     with stdout_may_close():
-        _print(running.run(), hash_key, as_json=as_json)
-
-
-def _printer() -> "Callable[[Progress], None]":
-    """Return a function that prints progress to standard error, with rate and remaining time."""
-    started_s, first = time.monotonic(), -1
-
-    def show(progress: "Progress") -> None:
-        nonlocal first, started_s
-        if first < 0:
-            first = progress.counted
-        line = f"counted {progress.counted:,} of {progress.total:,} events"
-        rate = (progress.counted - first) / max(time.monotonic() - started_s, 1e-3)
-        if rate > 0:
-            line += f", {rate:,.0f}/s, {(progress.total - progress.counted) / rate:.0f} s left"
-        else:
-            started_s = time.monotonic()
-        click.echo(line, err=True)
-
-    return show
+        _print(outcome, hash_key, as_json=as_json)
 
 
 def _print(outcome: "Outcome", hash_key: str, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import click
 
 from onceflow.cli.clicks.events import target_options
 from onceflow.cli.metrics import metrics_options, serving_metrics
+from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import SERVE_PORT, bootstrap_option
 from onceflow.cli.output import counted
 from onceflow.cli.security import security
@@ -105,6 +106,7 @@ MIB = 1 << 20
     help="Maximum number of connections; further ones are refused with status 503.",
 )
 @metrics_options
+@quiet_option
 @bootstrap_option
 def serve(
     bootstrap: str, topic: str, partitions: int, keys_path: Path | None, host: str, port: int, **options: Any
@@ -157,7 +159,7 @@ async def _serve(
     def report() -> None:
         if endpoint.counts != reported:
             reported.update(endpoint.counts - reported)
-            click.echo(_summary(endpoint.counts), err=True)
+            note(_summary(endpoint.counts))
 
     click.echo(f"accepting events for {topic} on {url(listening)}/events")
     with serving_metrics(options["metrics_host"], options["metrics_port"], collector(endpoint)):

@@ -11,6 +11,7 @@ from typing import IO
 import click
 
 from onceflow.cli.kafka.offset_range import OffsetRange, Place, resolve, to_offset_range, wanted_partitions
+from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import bootstrap_option
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.record_layout import Layout, to_layout
@@ -70,6 +71,7 @@ def _with_nulls(record: tuple[bytes | None, bytes], null_marker: str | None) -> 
     metavar="N",
     help="Skip the first N lines, to resume after an error.",
 )
+@quiet_option
 @bootstrap_option
 def produce(
     topic: str,
@@ -108,7 +110,7 @@ def produce(
                 key, value = _with_nulls(_key_and_value(line, number, key_field, key_separator), null_marker)
                 writer.write(key, value, partition=partition, headers=headers)
     finally:
-        click.echo(f"{counted(writer.delivered, 'record')} acknowledged by {bootstrap}", err=True)
+        note(f"{counted(writer.delivered, 'record')} acknowledged by {bootstrap}")
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
