@@ -58,6 +58,7 @@ def test_marks_of_campaigns_do_not_count() -> None:
 
 
 USAGE = [
+    "broker/security/principal_rules",
     "broker/settings/addresses",
     "broker/settings/connections",
     "broker/settings/kinds",

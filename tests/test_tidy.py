@@ -31,9 +31,9 @@ INSIDE = {
         {"topics"},
         {"storage"},
         {"network"},
-        {"security"},
         {"loop"},
         {"settings"},
+        {"security"},
         {"config"},
     ),
     "spark": (

@@ -2,6 +2,7 @@
 
 import itertools
 import socket
+import ssl
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,11 @@ FETCH_VERSION = 12
 class RawClient:
     """A blocking client; `ask` builds a request from a mapping of its fields."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, tls: ssl.SSLContext | None = None) -> None:
         host, _, port = bootstrap.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_SECONDS)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._correlation_ids = itertools.count(1)
 
     def close(self) -> None:
@@ -143,8 +146,8 @@ def batch_of(*values: bytes, timestamp_ms: int = 1_700_000_000_000, **producer: 
 
 
 @contextmanager
-def connected(bootstrap: str) -> Iterator[RawClient]:
-    client = RawClient(bootstrap)
+def connected(bootstrap: str, tls: ssl.SSLContext | None = None) -> Iterator[RawClient]:
+    client = RawClient(bootstrap, tls)
     try:
         yield client
     finally:

@@ -45,9 +45,11 @@ def test_a_taken_port_frees_the_others(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
         ports = [listening.getsockname()[1] for listening in (free, taken)]
         free.close()
-        listeners = tuple(Endpoint(port=port, listener=f"L{port}") for port in ports)
+        names = ("INSIDE", "OUTSIDE")
+        listeners = tuple(Endpoint("127.0.0.1", port, name) for port, name in zip(ports, names, strict=True))
+        config = BrokerConfig(tmp_path, listeners=listeners, listener_protocols=PROTOCOLS)
         with pytest.raises(CannotListen, match=f"port {ports[1]} of 127.0.0.1 is taken"):
-            Listener(BrokerConfig(tmp_path, listeners=listeners), SystemClock())
+            Listener(config, SystemClock())
         socket.create_server(("127.0.0.1", ports[0])).close()
 
 

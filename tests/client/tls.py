@@ -6,7 +6,7 @@ import ssl
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import trustme
 
@@ -24,11 +24,18 @@ class Authority:
         self.trusted = directory / "trusted.pem"
         self._authority.cert_pem.write_to_path(str(self.trusted))
 
-    def issue(self, name: str) -> Path:
-        """Issue a certificate for a host or a user; return the file with its key."""
+    def issue(self, name: str, **fields: Any) -> Path:
+        """Issue a certificate for a host or a user; return the file with its key. `fields` are trustme's."""
         path = self._directory / f"{name}.pem"
-        self._authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(path))
+        self._authority.issue_cert(name, **fields).private_key_and_cert_chain_pem.write_to_path(str(path))
         return path
+
+    def client(self, certificate: Path | None = None) -> ssl.SSLContext:
+        """Return the TLS context of a client that trusts this authority and may have a certificate."""
+        context = ssl.create_default_context(cafile=str(self.trusted))
+        if certificate is not None:
+            context.load_cert_chain(certificate)
+        return context
 
     def server(self, name: str = HOST, *, asks_for_certificates: bool = False) -> ssl.SSLContext:
         """Return the TLS context of a server of that name."""

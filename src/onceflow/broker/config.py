@@ -27,6 +27,28 @@ class Endpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """Settings of TLS and authentication, which a listener may override (`listener.name.NAME.…`)."""
+
+    tls_versions: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+    client_auth: str = "none"
+    """Whether a client must present a certificate: none, requested or required."""
+    key_store_file: str | None = None
+    """File with the broker's private key and its certificates."""
+    key: str | None = field(default=None, repr=False)
+    certificates: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    trust_store_file: str | None = None
+    trusted: str | None = None
+    """Certificates of the authorities that issue clients' certificates."""
+    principal_rules: str = "DEFAULT"
+    """How the name of a client's certificate becomes the name of its principal (security.principal_rules)."""
+
+
+NO_SECURITY = SecurityConfig()
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """Settings of one broker; `log` has the defaults of its topics."""
 
@@ -37,6 +59,13 @@ class BrokerConfig:
     """Where the clients of a listener connect to; its own address if it is not listed."""
     listener_protocols: Mapping[str, str] = field(default_factory=lambda: PROTOCOL_OF_NAME)
     """Security protocol of each listener, by its name."""
+    security: SecurityConfig = NO_SECURITY
+    listener_security: Mapping[str, SecurityConfig] = field(default_factory=dict)
+    """The listeners with settings of their own."""
+    authentication_ms_max: int = 10_000
+    """Time for the TLS handshake of a new connection."""
+    unauthenticated_connections_max: int = 1_000
+    """Connections with an unfinished TLS handshake; beyond it, the oldest is closed."""
     auto_create_topics: bool = True
     partition_count_default: int = 1
     partitions_max: int = 20_000
@@ -144,6 +173,10 @@ class BrokerConfig:
     """Interval of the check for timed-out transactions."""
     transactional_id_expiration_interval_ms: int = 3_600_000
     transaction_log_segment_bytes: int = 100 * 1024**2
+
+    def security_of(self, listener: str) -> SecurityConfig:
+        """Return the settings of a listener's security."""
+        return self.listener_security.get(listener, self.security)
 
     def advertised_for(self, endpoint: Endpoint) -> Endpoint:
         """Return the address that clients of this listener connect to."""

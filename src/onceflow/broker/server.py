@@ -113,7 +113,8 @@ class Broker:
     async def start(self) -> None:
         """Recover the data and listen.
 
-        Raises CannotListen, DataDirectoryRefused, OSError, ModuleNotFoundError without the package for metrics.
+        Raises CannotListen, InvalidTls, DataDirectoryRefused, OSError, and ModuleNotFoundError without the package for
+        metrics.
         """
         clock = self._clock or SystemClock()
         self._listener = Listener(self.config, clock)
@@ -167,6 +168,11 @@ class Broker:
         if self._watch is not None:
             self._watch.stop()
         return await self.node.close()
+
+    def reload_certificates(self) -> None:
+        """Load the certificates of all listeners again; a file that changes is loaded without this."""
+        if self._listener is not None:
+            self._listener.reload_certificates()
 
     def close_descriptors(self) -> None:
         """Close the copied descriptors in a forked child, which has no loop; the parent keeps its own."""

@@ -52,7 +52,7 @@ class BrokerCommand(click.Command):
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
-        self.params += [_option(setting) for setting in SETTINGS.values()]
+        self.params += [_option(setting) for setting in SETTINGS.values() if setting.options]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
@@ -145,7 +145,7 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
     for warning in resolved.warnings:
         logger.warning("%s", warning)
     for endpoint in config.listeners:
-        _warn_if_open(endpoint)
+        _warn_if_open(endpoint, config)
     if config.metrics_port >= 0:
         warn_if_open(config.metrics_host, config.metrics_port)
     _allow_many_files()
@@ -153,20 +153,25 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
     asyncio.run(_serve(config))
 
 
-def _warn_if_open(endpoint: "Endpoint") -> None:
-    if not is_loopback(endpoint.host):
+def _warn_if_open(endpoint: "Endpoint", config: "BrokerConfig") -> None:
+    is_encrypted = config.listener_protocols[endpoint.listener] == "SSL"
+    is_authenticated = is_encrypted and config.security_of(endpoint.listener).client_auth == "required"
+    if not is_authenticated and not is_loopback(endpoint.host):
         logger.warning(
-            "%s:%d is open to other machines without authentication or encryption: every client that can connect can"
+            "%s:%d is open to other machines without authentication%s: every client that can connect can"
             " read, write and delete all data; keep it inside a trusted network",
             endpoint.host,
             endpoint.port,
+            "" if is_encrypted else " or encryption",
         )
 
 
 def _resolve(config_file: Path | None, options: Mapping[str, str | None]) -> "Resolved":
     from onceflow.broker.settings.sources import Source, from_environment, from_file, resolve
 
-    given = {setting.name: text for setting in SETTINGS.values() if (text := options[_parameter(setting)]) is not None}
+    given = {
+        setting.name: text for setting in SETTINGS.values() if (text := options.get(_parameter(setting))) is not None
+    }
     sources = [from_file(config_file)] if config_file is not None else []
     typed = Source(given, lambda name: SETTINGS[name].options[0])
     return resolve(*sources, from_environment(os.environ), typed)
@@ -198,6 +203,8 @@ async def _serve(config: "BrokerConfig") -> None:
         raise OnceflowError(f"cannot use --data {config.data}: {error}; {Remedy.OTHER_DATA}") from error
     # Objects created until now live as long as the process; full collections can skip them.
     gc.freeze()
+    if any(config.listener_protocols[endpoint.listener] == "SSL" for endpoint in config.listeners):
+        signal.signal(signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(server.reload_certificates))
     first, *others = server.endpoints
     print(f"listening on {address_text(first)}", *(_line_of(other, config) for other in others), sep="\n", flush=True)
     await stop.wait()

@@ -108,7 +108,7 @@ def test_values_round_trip_as_text() -> None:
         ("listeners", "SASL_SSL://h", "is not HOST:PORT or NAME://HOST:PORT"),
         ("listeners", "CONTROLLER://h:1", "is not HOST:PORT or NAME://HOST:PORT"),
         ("listeners", "h:1,i:2", "has 2 listeners named PLAINTEXT; each needs a name of its own"),
-        ("listeners", "h:1,SSL://h:1", "SSL: only PLAINTEXT is supported"),
+        ("listeners", "h:1,SASL_SSL://h:1", "SASL_SSL: only PLAINTEXT and SSL is supported"),
         ("listeners", "INSIDE://h:1", "listeners: INSIDE has no security protocol"),
         ("advertised.listeners", ":9092", "is not HOST:PORT"),
         ("advertised.listeners", "INSIDE://h:9092", "INSIDE is not one of the listeners PLAINTEXT"),
@@ -119,7 +119,14 @@ def test_values_round_trip_as_text() -> None:
         ("offsets.topic.replication.factor", "3", "=3: must be 1, since there is one broker"),
         ("remote.log.storage.system.enable", "true", "=true: must be false, since all records are on"),
         ("message.max.bytes", "99999999999", "is not a whole number from 0 to 2147483647"),
-        ("ssl.keystore.location", "/k", "ssl.keystore.location is not supported: there is no authentication"),
+        ("ssl.keystore.password", "k", "ssl.keystore.password is not supported: keys and certificates are in PEM"),
+        ("ssl.keystore.type", "JKS", "ssl.keystore.type=JKS: must be PEM, since OpenSSL reads"),
+        ("ssl.keystore.key", "secret", "ssl.keystore.key is not a private key in PEM"),
+        ("ssl.enabled.protocols", "TLSv1", "is not TLSv1.2, TLSv1.3 or both"),
+        ("ssl.client.auth", "maybe", "is not none or requested or required"),
+        ("ssl.principal.mapping.rules", "RULE:x", "has an invalid rule: RULE:x"),
+        ("listener.name.inside.ssl.client.auth", "required", "INSIDE is not one of the listeners PLAINTEXT"),
+        ("listener.name.plaintext.max.connections", "1", "a listener's own settings are those of TLS"),
         ("super.users", "User:a", "super.users is not supported: there is no authentication"),
     ],
 )
@@ -155,8 +162,8 @@ def test_unknown_environment_variable_is_refused() -> None:
         from_environment({"ONCEFLOW_BROKER_LOG_RETENTION_HOUR": "1"})
     with pytest.raises(SettingRefused, match=r"log\.dirs is set twice in the environment"):
         from_environment({"ONCEFLOW_BROKER_DATA": "a", "ONCEFLOW_BROKER_LOG_DIRS": "b"})
-    with pytest.raises(SettingRefused, match="ONCEFLOW_BROKER_SSL_KEYSTORE_LOCATION is not supported"):
-        resolve(from_environment({"ONCEFLOW_BROKER_SSL_KEYSTORE_LOCATION": "x"}))
+    with pytest.raises(SettingRefused, match="ONCEFLOW_BROKER_SSL_KEYSTORE_PASSWORD is not supported"):
+        resolve(from_environment({"ONCEFLOW_BROKER_SSL_KEYSTORE_PASSWORD": "x"}))
     assert resolve(Source(DATA), from_environment({"ONCEFLOW_BROKER_NUM_IO_THREADS": "8"})).notes
     assert len({variable_of(name) for name in SETTINGS}) == len(SETTINGS)
 
@@ -165,6 +172,43 @@ def test_listeners_on_one_port_are_refused() -> None:
     listeners = {"listeners": "h:1,B://h:1", "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,B:PLAINTEXT"}
     with pytest.raises(SettingRefused, match="2 listeners on port 1 of h; each needs its own port"):
         resolve(Source(DATA | listeners))
+
+
+SECRET = "-----BEGIN PRIVATE KEY----- MIISECRET -----END PRIVATE KEY-----"
+
+
+def test_a_listener_has_its_own_settings() -> None:
+    given = {
+        "listeners": "INSIDE://h:1,OUT_SIDE://h:2,SSL://h:3",
+        "listener.security.protocol.map": "INSIDE:SSL,OUT_SIDE:SSL,SSL:SSL",
+        "ssl.client.auth": "requested",
+        "listener.name.inside.ssl.client.auth": "required",
+        "listener.name.inside.ssl.keystore.type": "PEM",
+    }
+    environment = from_environment({"ONCEFLOW_BROKER_LISTENER_NAME_OUT__SIDE_SSL_KEYSTORE_KEY": SECRET})
+    config = resolve(Source(DATA | given), environment).config
+    auth = {endpoint.listener: config.security_of(endpoint.listener).client_auth for endpoint in config.listeners}
+    assert auth == {"INSIDE": "required", "OUT_SIDE": "requested", "SSL": "requested"}
+    assert config.security_of("OUT_SIDE").key == SECRET
+    assert "MIISECRET" not in repr(config)
+
+
+def test_tls_settings_need_a_listener() -> None:
+    resolved = resolve(Source(DATA | {"ssl.keystore.location": "/k"}))
+    assert resolved.without_effect == ["ssl.keystore.location"]
+
+
+def test_secrets_are_not_shown() -> None:
+    config = resolve(Source(DATA | {"ssl.keystore.key": SECRET, "ssl.key.password": "hush"})).config
+    entries = {entry.name: entry for entry in described(config)}
+    for name in ("ssl.keystore.key", "ssl.key.password"):
+        assert (entries[name].value, entries[name].is_default, entries[name].is_secret) == (None, False, True)
+        assert not SETTINGS[name].options, "an option would be visible in ps"
+    wrong = {"ssl.keystore.key": "hush", "listener.name.plaintext.ssl.keystore.key": "hush"}
+    for name, text in wrong.items():
+        with pytest.raises(SettingRefused) as refused:
+            resolve(Source(DATA | {name: text}))
+        assert "hush" not in str(refused.value)
 
 
 def test_missing_data_directory_is_refused() -> None:
@@ -212,10 +256,13 @@ def test_settings_and_fields_match() -> None:
 
 
 def field_paths() -> Iterator[str]:
-    """Yield every field of BrokerConfig, those of its LogConfig as `log.NAME`."""
+    """Yield every field of BrokerConfig, those of its parts as `log.NAME` and `security.NAME`."""
     for config_field in fields(BrokerConfig):
-        if config_field.name == "log":
-            yield from (f"log.{log_field.name}" for log_field in fields(DEFAULTS.log))
+        if config_field.name in ("log", "security"):
+            parts = fields(getattr(DEFAULTS, config_field.name))
+            yield from (f"{config_field.name}.{part.name}" for part in parts)
+        elif config_field.name == "listener_security":
+            continue  # the settings with the prefix of a listener
         else:
             yield config_field.name
 
@@ -235,7 +282,7 @@ def attributes_read() -> set[str]:
 
 def test_code_reads_every_setting() -> None:
     read = attributes_read()
-    assert not [path for path in field_paths() if path.removeprefix("log.") not in read], "no code reads these fields"
+    assert not [path for path in field_paths() if path.rpartition(".")[2] not in read], "no code reads these fields"
 
 
 def run(*arguments: str) -> Result:
@@ -287,7 +334,9 @@ def test_listed_settings_are_a_valid_file(tmp_path: Path) -> None:
     assert listed.exit_code == 0
     given = parse_properties(listed.stdout)
     stronger = {"node.id", "log.retention.minutes", "log.retention.ms", "log.roll.ms"}
-    assert given.keys() == SETTINGS.keys() - {"log.dir", "log.dirs", "advertised.listeners", "cluster.id"} - stronger
+    unset = {name for name, setting in SETTINGS.items() if setting.default is None}
+    assert {"log.dirs", "advertised.listeners", "cluster.id", "ssl.keystore.location"} < unset
+    assert given.keys() == SETTINGS.keys() - unset - stronger
     assert {f"#{name}={SETTINGS[name].default}" for name in stronger} <= set(listed.stdout.splitlines())
     assert resolve(Source(DATA | given)).config == BrokerConfig(Path("/data"))
 

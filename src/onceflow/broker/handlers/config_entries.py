@@ -63,6 +63,7 @@ def broker_entries(config: BrokerConfig, names: Iterable[str] | None = None) -> 
                     setting.kafka_type,
                     setting.documentation,
                     read_only=True,
+                    is_secret=setting.is_secret,
                 )
             )
     return entries
@@ -77,13 +78,14 @@ def _entry(
     documentation: str,
     *,
     read_only: bool,
+    is_secret: bool = False,
 ) -> dict[str, Any]:
     return {
         "name": name,
         "value": value,
         "read_only": read_only,
         "config_source": source,
-        "is_sensitive": False,
+        "is_sensitive": is_secret,
         "synonyms": [{"name": synonym, "value": text, "source": origin} for synonym, text, origin in synonyms],
         "config_type": config_type,
         "documentation": documentation,

@@ -13,9 +13,11 @@ from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.incoming import DISCONNECT_EVENTS, unread_bytes
 from onceflow.broker.network.listening_socket import ListeningSocket
+from onceflow.broker.network.newcomers import Newcomers
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request_memory import RequestMemory
 from onceflow.broker.network.response_budget import ResponseBudget
+from onceflow.broker.network.tls_connection import TlsConnection, TlsSocket
 from onceflow.log.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class Listener:
     """Listens from its creation; accepts connections after `start`. All methods run on the event loop."""
 
     def __init__(self, config: BrokerConfig, clock: Clock) -> None:
-        """Listen on the configured addresses. Raises CannotListen."""
+        """Listen on the configured addresses. Raises CannotListen, InvalidTls."""
         self._config = config
         self._clock = clock
         self._sockets = _listen_on_all(config)
@@ -52,6 +54,7 @@ class Listener:
             config.queued_request_bytes_max, config.produce_request_bytes_max, self._reclaim_request_memory
         )
         self._response_budget = ResponseBudget(config.unsent_bytes_max, self._close_unread)
+        self._newcomers = Newcomers(config, clock)
         self._handle: Handle | None = None
         self._decode: Decode | None = None
         self._deferred: DeferredCalls | None = None
@@ -121,8 +124,15 @@ class Listener:
             connection.close_descriptor()
 
     def check_connections(self) -> None:
-        """Close idle and abandoned connections, and log how many were refused; called once a second."""
+        """Close idle and abandoned connections, and log how many were refused; called once a second.
+
+        Load certificates again whose files have changed.
+        """
+        self._newcomers.check()
         self._close_abandoned()
+        for listening in self._sockets:
+            if listening.tls is not None:
+                listening.tls.reload_if_changed()
         now = self._clock.monotonic()
         for connection in list(self._connections):
             connection.check_activity(now)
@@ -135,6 +145,12 @@ class Listener:
                 self._config.connections_per_address_max,
             )
             self._refused = 0
+
+    def reload_certificates(self) -> None:
+        """Load the certificates of all listeners again; new connections use them."""
+        for listening in self._sockets:
+            if listening.tls is not None:
+                listening.tls.reload()
 
     def _accept(self, listening: ListeningSocket) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -162,9 +178,7 @@ class Listener:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A client that vanished is not idle while it waits for a response: the kernel notices, as with Kafka.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._per_address[host] += 1
-        connection = Connection(
-            client,
+        arguments = (
             peer,
             listening.advertised,
             config,
@@ -177,6 +191,18 @@ class Listener:
             self._new_reply,
             self._forget,
         )
+        tls = listening.tls
+        try:
+            connection = (
+                Connection(client, *arguments)
+                if tls is None
+                else TlsConnection(TlsSocket(client, tls.context), *arguments, tls=tls, newcomers=self._newcomers)
+            )
+        except OSError:
+            # The client has disconnected already.
+            client.close()
+            return
+        self._per_address[host] += 1
         self._connections.add(connection)
         self._accepted_total += 1
 

@@ -1,10 +1,11 @@
-"""A socket that listens on one endpoint."""
+"""A socket that listens on one endpoint, with the certificates of its listener."""
 
 import errno
 import socket
 from dataclasses import dataclass
 
 from onceflow.broker.config import BrokerConfig, Endpoint
+from onceflow.broker.security.tls import ListenerTls
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
@@ -20,13 +21,17 @@ class ListeningSocket:
     socket: socket.socket
     endpoint: Endpoint
     advertised: Endpoint
+    tls: ListenerTls | None
+    """None without encryption."""
 
     @classmethod
     def open(cls, endpoint: Endpoint, config: BrokerConfig) -> "ListeningSocket":
-        """Listen on an endpoint; port 0 is any free one. Raises CannotListen."""
+        """Listen on an endpoint; port 0 is any free one. Raises CannotListen, InvalidTls."""
+        name = endpoint.listener
+        tls = ListenerTls(name, config.security_of(name)) if config.listener_protocols[name] == "SSL" else None
         listening = _listen(endpoint, config)
         bound = endpoint._replace(port=listening.getsockname()[1])
-        return cls(listening, bound, config.advertised_for(bound))
+        return cls(listening, bound, config.advertised_for(bound), tls)
 
 
 def _listen(endpoint: Endpoint, config: BrokerConfig) -> socket.socket:

@@ -1,1 +1,1 @@
-"""Security: who a client is."""
+"""Security: certificates of listeners, and the identity of clients."""

@@ -11,7 +11,7 @@ from onceflow.broker.settings.kinds import SettingRefused
 
 CONTROLLER = "CONTROLLER"
 """Name of a KRaft controller's listener: skipped, since this broker connects to no controller."""
-SERVED_PROTOCOLS = (PLAINTEXT,)
+SERVED_PROTOCOLS = (PLAINTEXT, "SSL")
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 _ENDPOINT = re.compile(

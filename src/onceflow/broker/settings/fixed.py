@@ -6,6 +6,7 @@ logged. Settings in REFUSED, and all unknown names, prevent the start.
 
 _ONE_BROKER = "there is one broker, so there is one copy of everything"
 _ONE_PARTITION = "one partition suffices: all state is on this broker, and one file needs one sync"
+_PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are converted by keytool and openssl"
 
 FIXED: dict[str, tuple[str, str]] = {
     "default.replication.factor": ("1", _ONE_BROKER),
@@ -22,6 +23,8 @@ FIXED: dict[str, tuple[str, str]] = {
     "security.inter.broker.protocol": ("PLAINTEXT", "there is no other broker to connect to"),
     "inter.broker.listener.name": ("PLAINTEXT", "there is no other broker to connect to"),
     "group.coordinator.rebalance.protocols": ("classic", "groups use the classic protocol"),
+    "ssl.keystore.type": ("PEM", _PEM),
+    "ssl.truststore.type": ("PEM", _PEM),
     "offsets.topic.compression.codec": ("0", "the broker's own records are small"),
     "transaction.two.phase.commit.enable": ("false", "every transaction has a timeout"),
     "remote.log.storage.system.enable": ("false", "all records are on this broker's own disk"),
@@ -75,6 +78,7 @@ _ONE_LOOP = "one event loop serves all connections"
 _NO_ZOOKEEPER = "topics and configurations are in the data directory; there is no ZooKeeper"
 _CLASSIC_GROUPS = "groups use the classic protocol"
 _NO_PURGATORY = "there is no purgatory: a completed request is removed at once"
+_OPENSSL = "OpenSSL has no such choice"
 _NO_REPORTERS = "there are no reporters of metrics"
 _EACH_VERSION = "each request states its version, and records have format 2 only"
 _AS_NEEDED = "buffers are sized as needed"
@@ -133,21 +137,33 @@ WITHOUT_EFFECT: dict[str, str] = {
     "kafka.metrics.": _NO_REPORTERS,
     "telemetry.": _NO_REPORTERS,
     "auto.include.jmx.reporter": _NO_REPORTERS,
+    "ssl.protocol": "ssl.enabled.protocols has the versions",
+    "ssl.provider": _OPENSSL,
+    "ssl.secure.random.implementation": _OPENSSL,
+    "ssl.keymanager.algorithm": _OPENSSL,
+    "ssl.trustmanager.algorithm": _OPENSSL,
+    "ssl.endpoint.identification.algorithm": "there is no other broker to connect to",
+    "ssl.allow.dn.changes": "changed certificates are loaded whatever their names",
+    "ssl.allow.san.changes": "changed certificates are loaded whatever their names",
 }
 """Settings of parts that only Kafka has, with the reason: accepted and logged.
 
 A name that ends with a dot is a prefix.
 """
 
-_NO_SECURITY = "there is no authentication and no encryption; keep the broker inside a trusted network"
+_NO_SECURITY = "there is no authentication and no authorization by names; keep the broker inside a trusted network"
+_ONLY_PEM = "keys and certificates are in PEM, where only ssl.key.password is possible"
 _ON_THIS_DISK = "all records are on this broker's own disk"
 _NO_QUOTAS = "there are no quotas"
 
 REFUSED: dict[str, str] = {
-    "ssl.": _NO_SECURITY,
+    "ssl.keystore.password": _ONLY_PEM,
+    "ssl.truststore.password": _ONLY_PEM,
+    "ssl.cipher.suites": "the cipher suites are OpenSSL's, as Python chooses them",
+    "ssl.engine.factory.class": "TLS engines are Java classes",
     "sasl.": _NO_SECURITY,
     "security.": _NO_SECURITY,
-    "listener.name.": _NO_SECURITY,
+    "listener.name.": "a listener's own settings are those of TLS",
     "authorizer.class.name": _NO_SECURITY,
     "super.users": _NO_SECURITY,
     "allow.everyone.if.no.acl.found": _NO_SECURITY,

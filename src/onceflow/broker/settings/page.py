@@ -55,7 +55,10 @@ def _setting(setting: Setting) -> Iterator[str]:
     yield f"#### {setting.name}\n"
     yield f"{setting.documentation}\n"
     yield f"- Value: {setting.kind.allowed}" + (f"; default `{setting.default}`" if setting.default else "")
-    yield f"- Option: `{setting.options[-1]}`{short}\n"
+    if setting.is_secret:
+        yield "- Option: none, only the environment and the file, since it is secret\n"
+    else:
+        yield f"- Option: `{setting.options[-1]}`{short}\n"
 
 
 if __name__ == "__main__":

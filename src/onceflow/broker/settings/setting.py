@@ -23,6 +23,8 @@ class Setting:
     """Short option, in addition to `--` and the name with dashes."""
     is_common: bool = False
     """Whether `--help` shows the option."""
+    is_secret: bool = False
+    """Whether the value must not be shown. It has no option: every user of the machine could read it in `ps`."""
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -30,7 +32,9 @@ class Setting:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The command-line options, the short one first."""
+        """The command-line options, the short one first; none for a secret."""
+        if self.is_secret:
+            return ()
         long = "--" + self.name.replace(".", "-")
         return (self.option, long) if self.option else (long,)
 

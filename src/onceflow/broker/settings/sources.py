@@ -9,10 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onceflow.broker.config import BrokerConfig
+from onceflow.broker.config import NO_SECURITY, BrokerConfig
 from onceflow.broker.settings.addresses import check_listeners
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
+from onceflow.broker.settings.listener_settings import (
+    own_setting,
+    settings_without_tls,
+    with_own_security,
+    without_prefix,
+)
 from onceflow.broker.settings.properties import parse_properties
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import SETTINGS
@@ -49,6 +55,7 @@ class Resolved:
 def resolve(*sources: Source) -> Resolved:
     """Return the configuration; a later source overrides an earlier one. Raises SettingRefused."""
     values: dict[str, object] = {}
+    overrides: dict[str, dict[str, object]] = {}
     notes: list[str] = []
     warnings: list[str] = []
     for source in sources:
@@ -59,12 +66,18 @@ def resolve(*sources: Source) -> Resolved:
                 values.update(_read(setting, source))
         notes += _notes(source)
         warnings += _warnings(source)
+        for name in source.given:
+            own = own_setting(name)
+            if own is not None:
+                listener, setting = own
+                overrides.setdefault(listener, {}).update(_read(setting, source, name))
     if "data" not in values:
         raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
     given = dict.fromkeys(name for source in sources for name in source.given)
     without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
-    config = _config(values)
+    config = with_own_security(_config(values), overrides)
     check_listeners(config)
+    without_effect += settings_without_tls(config, given)
     return Resolved(config, notes, warnings, without_effect)
 
 
@@ -79,7 +92,8 @@ def _require_known(source: Source) -> None:
 
 
 def _is_known(name: str) -> bool:
-    return name in SETTINGS or name in FIXED or reason_of(name, WITHOUT_EFFECT) is not None
+    has_effect = name in SETTINGS or without_prefix(name) in FIXED or own_setting(name) is not None
+    return has_effect or reason_of(name, WITHOUT_EFFECT) is not None
 
 
 def _nearest(name: str, spell: Callable[[str], str]) -> str:
@@ -94,24 +108,29 @@ def _closest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
-def _read(setting: Setting, source: Source) -> dict[str, object]:
-    text = source.given[setting.name]
+def _read(setting: Setting, source: Source, name: str | None = None) -> dict[str, object]:
+    """Return the values by field; `name` is that of the listener's own setting. Raises SettingRefused."""
+    name = name or setting.name
+    text = source.given[name]
     try:
         return setting.read(text)
     except ValueError as error:
-        raise SettingRefused(f"{source.describe(setting.name)}={text} {error}") from error
+        shown = "" if setting.is_secret else f"={text}"
+        # The error of a secret's value may show it too.
+        raise SettingRefused(f"{source.describe(name)}{shown} {error}") from None if setting.is_secret else error
 
 
 def _notes(source: Source) -> Iterable[str]:
     for name, text in source.given.items():
-        if name in FIXED:
-            value, reason = FIXED[name]
+        fixed = FIXED.get(without_prefix(name))
+        if fixed is not None:
+            value, reason = fixed
             if text.strip() != value:
                 raise SettingRefused(f"{source.describe(name)}={text}: must be {value}, since {reason}")
             yield f"{name}={value} is always the case here: {reason}"
         elif name in ("listeners", "advertised.listeners") and "CONTROLLER://" in text.upper():
             yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.']}"
-        elif name not in SETTINGS:
+        elif name not in SETTINGS and own_setting(name) is None:
             yield f"{name}={text} has no effect: {reason_of(name, WITHOUT_EFFECT)}"
 
 
@@ -127,9 +146,13 @@ def _warnings(source: Source) -> Iterable[str]:
 
 
 def _config(values: Mapping[str, Any]) -> BrokerConfig:
-    own = {name: value for name, value in values.items() if not name.startswith("log.")}
-    log = {name.removeprefix("log."): value for name, value in values.items() if name.startswith("log.")}
-    return replace(BrokerConfig(own.pop("data")), **own, log=replace(LogConfig(), **log))
+    own = {name: value for name, value in values.items() if "." not in name}
+    log, security = (
+        {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+        for prefix in ("log.", "security.")
+    )
+    config = BrokerConfig(own.pop("data"), log=replace(LogConfig(), **log), security=replace(NO_SECURITY, **security))
+    return replace(config, **own)
 
 
 def from_file(path: Path) -> Source:
@@ -164,7 +187,8 @@ def variable_of(name: str) -> str:
 
 
 def _name_of(variable: str) -> str:
-    return variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")
+    """Return the setting of a variable; two underscores are one in a listener's name."""
+    return variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "\0").replace("_", ".").replace("\0", "_")
 
 
 _NAMES = {variable_of(name): name for name in (*SETTINGS, *FIXED)} | {

@@ -29,7 +29,8 @@ from onceflow.broker.settings.kinds import (
     Fraction,
     Whole,
 )
-from onceflow.broker.settings.setting import DEFAULTS, Setting
+from onceflow.broker.settings.security import SECURITY
+from onceflow.broker.settings.setting import Setting
 
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
@@ -327,6 +328,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         ),
     ),
     "Connections and requests": CONNECTIONS,
+    "TLS": SECURITY,
     "Metrics": (
         Setting(
             "metrics.port",
@@ -479,7 +481,7 @@ def weaker_than(setting: Setting) -> list[Setting]:
 
 @dataclass(frozen=True)
 class Described:
-    """One entry of DescribeConfigs for the broker."""
+    """One entry of DescribeConfigs for the broker; a secret has no value."""
 
     name: str
     value: str | None
@@ -487,19 +489,18 @@ class Described:
     """None also if the setting has no default."""
     kafka_type: int
     documentation: str
-
-    @property
-    def is_default(self) -> bool:
-        return self.value == self.default
+    is_default: bool
+    is_secret: bool = False
 
 
 def described(config: BrokerConfig) -> list[Described]:
     """Return every setting of a running broker with its value, and Kafka's settings that are fixed here."""
     entries = []
     for setting in SETTINGS.values():
-        value = setting.value(config)
-        default = None if setting.field == "data" else setting.value(DEFAULTS)
-        entries.append(Described(setting.name, value, default, setting.kind.kafka_type, setting.documentation))
+        value, default = setting.value(config), setting.default
+        shown = None if setting.is_secret else value
+        kind, text = setting.kind.kafka_type, setting.documentation
+        entries.append(Described(setting.name, shown, default, kind, text, value == default, setting.is_secret))
     for name, (allowed, reason) in FIXED.items():
-        entries.append(Described(name, allowed, allowed, fixed_type(name), reason))
+        entries.append(Described(name, allowed, allowed, fixed_type(name), reason, is_default=True))
     return entries

@@ -1,0 +1,208 @@
+"""The TLS context of a listener, loaded from PEM files or texts, and loaded again when a file has changed.
+
+What is missing, unreadable, expired or does not fit together raises at the start. A later change that does is logged,
+and new connections keep the context before it. There are no session tickets: a client that resumed a session would
+not present its certificate again.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import ssl
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from onceflow.broker.config import SecurityConfig
+from onceflow.broker.security.certificate import MalformedCertificate, read_certificate
+from onceflow.broker.security.principal import ANONYMOUS, KafkaPrincipal
+from onceflow.broker.security.principal_rules import map_name, parse_rules
+from onceflow.errors import OnceflowError
+
+logger = logging.getLogger(__name__)
+
+CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+BEGIN_CERTIFICATE, END_CERTIFICATE = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----")
+
+_State = tuple[tuple[int, int, int] | None, ...]
+
+
+class InvalidTls(OnceflowError):
+    """Certificates or keys of a listener that cannot be used."""
+
+
+class UnmappedName(OnceflowError):
+    """A client's certificate has a name that no mapping rule matches."""
+
+
+class ListenerTls:
+    """TLS of one listener; `context` is for new connections."""
+
+    def __init__(self, listener: str, security: SecurityConfig) -> None:
+        """Load the certificates. Raises InvalidTls."""
+        self._listener = listener
+        self._security = security
+        self._rules = parse_rules(security.principal_rules)
+        self._state = self._file_state()
+        self.context = _load(listener, security)
+
+    def principal(self, der: bytes | None) -> KafkaPrincipal:
+        """Return the principal of a client's certificate; without one it is anonymous. Raises UnmappedName."""
+        if der is None:
+            return ANONYMOUS
+        try:
+            subject = read_certificate(der).subject
+        except MalformedCertificate as error:
+            raise UnmappedName(f"the client's certificate is {error}") from error
+        name = map_name(self._rules, subject)
+        if name is None:
+            raise UnmappedName(f"no rule of ssl.principal.mapping.rules matches the client's name {subject}")
+        return KafkaPrincipal("User", name)
+
+    def reload_if_changed(self) -> None:
+        """Load the certificates again if a file is another one than before."""
+        if self._file_state() != self._state:
+            self.reload()
+
+    def reload(self) -> None:
+        """Load the certificates again; log the reason if they cannot be used."""
+        self._state = self._file_state()
+        try:
+            self.context = _load(self._listener, self._security)
+        except InvalidTls as error:
+            logger.error("%s; new connections still use the certificates loaded before", error)
+        else:
+            logger.info("loaded the certificates of listener %s again", self._listener)
+
+    def _file_state(self) -> _State:
+        return tuple(map(_state_of, (self._security.key_store_file, self._security.trust_store_file)))
+
+
+def _state_of(path: str | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _load(listener: str, security: SecurityConfig) -> ssl.SSLContext:
+    """Create the context. Raises InvalidTls."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = VERSIONS[security.tls_versions[0]]
+    context.maximum_version = VERSIONS[security.tls_versions[-1]]
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    _load_key(listener, context, security)
+    _load_trusted(listener, context, security)
+    context.verify_mode = CLIENT_AUTH[security.client_auth]
+    return context
+
+
+def _load_key(listener: str, context: ssl.SSLContext, security: SecurityConfig) -> None:
+    has_texts = security.key is not None or security.certificates is not None
+    if security.key_store_file is not None and has_texts:
+        raise InvalidTls(f"listener {listener}: ssl.keystore.location and ssl.keystore.key exclude each other")
+    if security.key_store_file is not None:
+        name, text = f"ssl.keystore.location={security.key_store_file}", _read(listener, security.key_store_file)
+    elif security.key is not None and security.certificates is not None:
+        name, text = "ssl.keystore.key", f"{_lines(security.key)}\n{_lines(security.certificates)}\n"
+    else:
+        raise InvalidTls(
+            f"listener {listener}: TLS needs ssl.keystore.location, or both ssl.keystore.key and"
+            " ssl.keystore.certificate.chain"
+        )
+    _check_time(listener, name, text)
+    try:
+        file = security.key_store_file
+        with contextlib.nullcontext(file) if file is not None else _private_file(text) as path:
+            # Without a password OpenSSL would prompt on the terminal.
+            context.load_cert_chain(path, password=security.key_password or "")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise InvalidTls(f"listener {listener}: {name} cannot be used: {_reason(error)}") from error
+
+
+def _load_trusted(listener: str, context: ssl.SSLContext, security: SecurityConfig) -> None:
+    if security.trust_store_file is not None and security.trusted is not None:
+        raise InvalidTls(
+            f"listener {listener}: ssl.truststore.location and ssl.truststore.certificates exclude each other"
+        )
+    if security.trust_store_file is not None:
+        name, text = f"ssl.truststore.location={security.trust_store_file}", _read(listener, security.trust_store_file)
+    elif security.trusted is not None:
+        name, text = "ssl.truststore.certificates", _lines(security.trusted)
+    elif security.client_auth != "none":
+        raise InvalidTls(
+            f"listener {listener}: ssl.client.auth={security.client_auth} needs ssl.truststore.location or"
+            " ssl.truststore.certificates"
+        )
+    else:
+        return
+    try:
+        context.load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidTls(f"listener {listener}: {name} cannot be used: {_reason(error)}") from error
+
+
+def _read(listener: str, path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise InvalidTls(f"listener {listener}: {path} cannot be read: {error.strerror}") from error
+    if "-----BEGIN " not in text:
+        raise InvalidTls(
+            f"listener {listener}: {path} is not PEM; 'keytool -importkeystore -srckeystore STORE -destkeystore"
+            " STORE.p12 -deststoretype PKCS12' and 'openssl pkcs12 -in STORE.p12 -out STORE.pem' convert a Java key"
+            " store"
+        )
+    return text
+
+
+def _lines(text: str) -> str:
+    """Return PEM with line breaks: a settings file may have spaces in their place."""
+    if "\n" in text:
+        return text
+    return "\n".join(
+        f"-----BEGIN {kind}-----\n" + "\n".join(content.split()) + f"\n-----END {kind}-----"
+        for kind, content in _BLOCK.findall(text)
+    )
+
+
+def _check_time(listener: str, name: str, text: str) -> None:
+    """Refuse a certificate that is not valid now. Raises InvalidTls."""
+    begin, end = text.find(BEGIN_CERTIFICATE), text.find(END_CERTIFICATE)
+    if begin < 0 or end < begin:
+        raise InvalidTls(f"listener {listener}: {name} has no certificate")
+    try:
+        certificate = read_certificate(ssl.PEM_cert_to_DER_cert(text[begin : end + len(END_CERTIFICATE)]))
+    except ValueError as error:
+        raise InvalidTls(f"listener {listener}: {name} cannot be used: {error}") from error
+    now = datetime.now(UTC)
+    if now > certificate.valid_until:
+        raise InvalidTls(f"listener {listener}: the certificate of {name} expired at {certificate.valid_until}")
+    if now < certificate.valid_from:
+        raise InvalidTls(f"listener {listener}: the certificate of {name} is valid only from {certificate.valid_from}")
+
+
+@contextlib.contextmanager
+def _private_file(text: str) -> Iterator[str]:
+    """Write a temporary file that only this user can read: OpenSSL reads keys only from files."""
+    descriptor, path = tempfile.mkstemp(suffix=".pem")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        yield path
+    finally:
+        Path(path).unlink()
+
+
+def _reason(error: Exception) -> str:
+    """Return OpenSSL's reason without the place in its source."""
+    reason = getattr(error, "reason", None)
+    return reason.replace("_", " ").lower() if isinstance(reason, str) else str(error)

@@ -1,0 +1,58 @@
+"""A listener's own settings: `listener.name.NAME.SETTING`, with the listener's name in lower case."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from onceflow.broker.config import BrokerConfig, SecurityConfig
+from onceflow.broker.settings.fixed import FIXED
+from onceflow.broker.settings.kinds import SettingRefused
+from onceflow.broker.settings.security import OF_LISTENERS
+from onceflow.broker.settings.setting import Setting
+
+PREFIX = "listener.name."
+
+
+def own_setting(name: str) -> tuple[str, Setting] | None:
+    """Return the listener and the setting that a name with the prefix names; None if it is not such a name."""
+    if not name.startswith(PREFIX):
+        return None
+    rest = name.removeprefix(PREFIX)
+    for setting in OF_LISTENERS.values():
+        listener = rest.removesuffix(f".{setting.name}")
+        if listener != rest:
+            return listener.upper(), setting
+    return None
+
+
+def without_prefix(name: str) -> str:
+    """Return the name of the setting that a listener's `ssl.keystore.type` or `ssl.truststore.type` overrides."""
+    return next((fixed for fixed in FIXED if name.startswith(PREFIX) and name.endswith(f".{fixed}")), name)
+
+
+def with_own_security(config: BrokerConfig, overrides: Mapping[str, Mapping[str, object]]) -> BrokerConfig:
+    """Return the configuration with the listeners' own settings. Raises SettingRefused for an unknown listener."""
+    names = [endpoint.listener for endpoint in config.listeners]
+    for listener in overrides:
+        if listener not in names:
+            raise SettingRefused(
+                f"{PREFIX}{listener.lower()}: {listener} is not one of the listeners {', '.join(names)}"
+            )
+    security = {name: _security(config, name, overrides.get(name, {})) for name in names}
+    return replace(config, listener_security={name: own for name, own in security.items() if own != config.security})
+
+
+def _security(config: BrokerConfig, listener: str, overrides: Mapping[str, object]) -> SecurityConfig:
+    own: dict[str, Any] = {path.removeprefix("security."): value for path, value in overrides.items()}
+    if config.listener_protocols.get(listener) == "SASL_SSL":
+        # KIP-684: clients of SASL present certificates only to a listener that asks for them itself.
+        own = {"client_auth": "none"} | own
+    return replace(config.security, **own)
+
+
+def settings_without_tls(config: BrokerConfig, given: Iterable[str]) -> list[str]:
+    """Return the settings of TLS among those given if no listener uses it."""
+    protocols = {config.listener_protocols[endpoint.listener] for endpoint in config.listeners}
+    if protocols & {"SSL", "SASL_SSL"}:
+        return []
+    return [name for name in given if name in OF_LISTENERS]
