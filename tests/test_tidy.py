@@ -27,7 +27,7 @@ INSIDE = {
         {"server"},
         {"handlers", "metrics"},
         {"node"},
-        {"groups", "transactions"},
+        {"cluster", "groups", "transactions"},
         {"topics"},
         {"storage"},
         {"network"},

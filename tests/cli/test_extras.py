@@ -121,6 +121,7 @@ def test_options_before_the_command_change_nothing(tmp_path: Path) -> None:
         ("clicks", "redis", "dashboard"),
         ("demo", "pyspark", "demo"),
         ("broker", "prometheus_client", "metrics"),
+        ("broker", "kazoo", "cluster"),
         ("run", "prometheus_client", "metrics,spark"),
         ("serve", "prometheus_client", "client,dashboard"),
     ],

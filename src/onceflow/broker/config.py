@@ -77,6 +77,13 @@ class BrokerConfig:
     cluster_id: str | None = None
     """Id of the cluster that the data directory must belong to; None: that of the directory, or generated if new."""
 
+    # ZooKeeper (broker.cluster)
+    zookeeper_connect: str | None = None
+    """HOST:PORT,HOST:PORT/CHROOT of the cluster's registry; None: the topics are in the data directory."""
+    zookeeper_session_timeout_ms: int = 18_000
+    zookeeper_connection_timeout_ms: int = 18_000
+    """Kafka's default is the session timeout."""
+
     # Connections and requests (broker.network, broker.server)
     connections_max: int = 10_000
     """Bounds the cost of all connections; Kafka has no limit by default."""

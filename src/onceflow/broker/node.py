@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from onceflow.broker.config import BrokerConfig as BrokerConfig
 from onceflow.broker.groups.coordinator import GroupCoordinator
@@ -23,19 +24,22 @@ from onceflow.broker.storage.record_checks import RecordChecks
 from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
-from onceflow.broker.topics.metadata_log import MetadataLog
+from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
 from onceflow.broker.topics.operations import TopicOperations
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topics
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.requests import Transactions
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
-from onceflow.log.directory import DataDirectory
+from onceflow.log.directory import DataDirectory, new_id
 from onceflow.log.disk import Disk, RealDisk
 from onceflow.log.reserve import ReservedDisk
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.known_produce import KnownRequests
+
+if TYPE_CHECKING:
+    from onceflow.broker.cluster.registry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +51,14 @@ class UnfinishedDeletion(OnceflowError):
 class Node:
     """State and services that handlers use. All methods belong to the event loop's thread."""
 
-    def __init__(self, config: BrokerConfig, disk: ReservedDisk, clock: Clock, directory: DataDirectory) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        disk: ReservedDisk,
+        clock: Clock,
+        directory: DataDirectory,
+        registry: "Registry | None" = None,
+    ) -> None:
         self.config = config
         self.disk = disk
         self.clock = clock
@@ -55,7 +66,8 @@ class Node:
         self.node_id = directory.node_id
         self.cluster_id = directory.cluster_id
         self.is_lost = False
-        """Whether the data directory was deleted, renamed or replaced: nothing more can be stored."""
+        """Whether the data directory was deleted, renamed or replaced, or another broker is the cluster's controller:
+        nothing more can be stored."""
         self.deferred = DeferredCalls()
         self.group_commit = GroupCommit(self.deferred, directory.is_in_place, self._lose_directory)
         self.housekeeping_thread = WorkThread("housekeeping")
@@ -79,9 +91,7 @@ class Node:
         self.topics = Topics(self.node_id, config.partition_count_default, config.partitions_max)
         self.metadata_entries = MetadataEntries(self.node_id)
         self.logs = TopicLogs(config, self.partitions, directory, disk=disk, clock=clock)
-        self.metadata = MetadataLog(
-            self.logs.open_metadata(), self.topics, clock=clock, group_commit=self.group_commit, disk=disk
-        )
+        self.metadata = self._open_metadata(registry)
         self.logs.open_topics(self.topics)
         self.groups = GroupCoordinator(clock, config)
         self.group_requests = GroupRequests(self.groups, self._open_state_topic(GROUP_OFFSETS_TOPIC))
@@ -101,16 +111,48 @@ class Node:
 
     @classmethod
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
-        """Lock the data directory and recover its logs. Blocks; raises DataDirectoryRefused, OSError."""
-        reserved = ReservedDisk(disk or RealDisk(), config.data, config.reserve_bytes)
-        directory = DataDirectory.open(config.data, disk=reserved, node_id=config.node_id, cluster_id=config.cluster_id)
+        """Lock the data directory and recover its logs. Blocks.
+
+        Raises DataDirectoryRefused, OSError, and for a broker on ZooKeeper ZooKeeperUnavailable, RegistrationRefused,
+        SeveralBrokers, DamagedNode, ModuleNotFoundError.
+        """
+        registry = _open_registry(config, clock or SystemClock()) if config.zookeeper_connect is not None else None
         try:
-            reserved.fill()
-            with _without_collector():
-                return cls(config, reserved, clock or SystemClock(), directory)
+            cluster_id = config.cluster_id
+            if registry is not None:
+                cluster_id = registry.cluster_id(cluster_id, new_id)
+                # Before the data directory is touched: a refused broker must not leave one of this cluster.
+                registry.join([config.advertised_for(own) for own in config.listeners], config.listener_protocols)
+            reserved = ReservedDisk(disk or RealDisk(), config.data, config.reserve_bytes)
+            directory = DataDirectory.open(config.data, disk=reserved, node_id=config.node_id, cluster_id=cluster_id)
+            try:
+                reserved.fill()
+                with _without_collector():
+                    return cls(config, reserved, clock or SystemClock(), directory, registry)
+            except BaseException:
+                directory.close(clean=False)
+                raise
         except BaseException:
-            directory.close(clean=False)
+            if registry is not None:
+                registry.close()
             raise
+
+    def _open_metadata(self, registry: "Registry | None") -> MetadataStore:
+        """Read the topics from the log of this broker, or from ZooKeeper."""
+        if registry is None:
+            return MetadataLog(
+                self.logs.open_metadata(),
+                self.topics,
+                clock=self.clock,
+                group_commit=self.group_commit,
+                disk=self.disk,
+            )
+        from onceflow.broker.cluster.metadata import RegistryMetadata
+
+        self.logs.refuse_metadata_log()
+        metadata = RegistryMetadata(registry, self.topics, on_lost=self._lose_registry)
+        metadata.sync()
+        return metadata
 
     def _open_state_topic(self, name: str) -> StateLog:
         """Open an internal topic. One partition suffices: all state is on this broker, and one file needs one sync."""
@@ -165,6 +207,7 @@ class Node:
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
                 self.topics.being_deleted -= deleted
+                self.metadata.finish_deletions(deleted)
 
         self.group_requests.when_synced(synced)
 
@@ -187,8 +230,17 @@ class Node:
             Remedy.RESTORE_DIRECTORY,
             Remedy.START_BROKER_AGAIN,
         )
-        error = FileNotFoundError(errno.ENOENT, "the data directory is not at its path", str(path))
-        for partition in (*self.partitions, self.metadata.partition):
+        self._fail_partitions(FileNotFoundError(errno.ENOENT, "the data directory is not at its path", str(path)))
+
+    def _lose_registry(self, error: OnceflowError) -> None:
+        """Serve nothing any more: another broker may lead this one's partitions."""
+        if not self.is_lost:
+            self.is_lost = True
+            logger.critical("the broker left the cluster, and nothing more is stored or acknowledged: %s", error)
+            self._fail_partitions(OSError(str(error)))
+
+    def _fail_partitions(self, error: OSError) -> None:
+        for partition in (*self.partitions, *self.metadata.partitions):
             partition.log.durability.fail(error)
             partition.fail(ErrorCode.kafka_storage_error)
 
@@ -201,13 +253,21 @@ class Node:
         self._record_check_thread.shutdown()
         clean = False
         try:
-            are_whole = close_all((*self.partitions, self.metadata.partition))
+            are_whole = close_all((*self.partitions, *self.metadata.partitions))
             clean = are_whole and self.directory.is_in_place()
         finally:
-            for partition in (*self.partitions, self.metadata.partition):
+            for partition in (*self.partitions, *self.metadata.partitions):
                 partition.log.close_files()
+            self.metadata.close()
             self.directory.close(clean=clean)
         return clean
+
+
+def _open_registry(config: BrokerConfig, clock: Clock) -> "Registry":
+    """Connect to ZooKeeper. Blocks; raises ZooKeeperUnavailable, ModuleNotFoundError without the package kazoo."""
+    from onceflow.broker.cluster.registry import Registry
+
+    return Registry.open(config, clock)
 
 
 @contextmanager

@@ -113,6 +113,7 @@ PACKAGE_EXTRAS = {
     "scramp": ("client",),
     "prometheus_client": ("metrics", "dashboard"),
     "duckdb": ("archive",),
+    "kazoo": ("cluster",),
 }
 """Package that an option of several commands may need → the extras with it, the smallest first."""
 

@@ -162,9 +162,9 @@ def _read_or_create_meta(disk: Disk, path: Path, node_id: int, cluster_id: str |
         _warn_of_unknown_files(disk, path)
         properties = {
             "version": "1",
-            "cluster.id": cluster_id or _new_id(),
+            "cluster.id": cluster_id or new_id(),
             "node.id": str(node_id),
-            "directory.id": _new_id(),
+            "directory.id": new_id(),
         }
         text = "".join(f"{name}={value}\n" for name, value in properties.items())
         replace_file(disk, meta, text.encode())
@@ -215,7 +215,7 @@ def _parse_properties(meta: Path, content: bytes) -> dict[str, str]:
     return properties
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """Return a random id that does not start with a minus sign, which a command line would parse as an option."""
     random = uuid4().bytes
     return encode_uuid(UUID(bytes=bytes([random[0] & 0x7F]) + random[1:]))

@@ -308,8 +308,8 @@ def test_broker_starts_from_file_and_environment(tmp_path: Path, monkeypatch: py
 def test_settings_without_effect_are_listed(tmp_path: Path, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.io.threads=8\nnum.partitions=3\nlog.preallocate=false\nreplica.lag.time.max.ms=10000\n")
-    monkeypatch.setenv("ONCEFLOW_BROKER_ZOOKEEPER_CONNECT", "localhost:2181")
-    listed = "settings without effect here: num.io.threads, replica.lag.time.max.ms, zookeeper.connect"
+    monkeypatch.setenv("ONCEFLOW_BROKER_ZOOKEEPER_MAX_IN_FLIGHT_REQUESTS", "10")
+    listed = "settings without effect here: num.io.threads, replica.lag.time.max.ms, zookeeper.max.in.flight.requests"
     if strict:
         refused = run("--data", str(tmp_path / "data"), "--config-file", str(file), "--strict-settings")
         assert (refused.exit_code, f"Error: {listed}; omit them" in refused.stderr) == (2, True)
@@ -319,7 +319,7 @@ def test_settings_without_effect_are_listed(tmp_path: Path, strict: bool, monkey
         lines = broker.log_path.read_text().splitlines()
     assert [line.partition(" WARNING ")[2] for line in lines if " WARNING " in line] == [listed]
     file.write_text("log.preallocate=false\n")
-    monkeypatch.delenv("ONCEFLOW_BROKER_ZOOKEEPER_CONNECT")
+    monkeypatch.delenv("ONCEFLOW_BROKER_ZOOKEEPER_MAX_IN_FLIGHT_REQUESTS")
     with BrokerProcess(tmp_path / "quiet", 0, "--config-file", str(file), "--strict-settings") as broker:
         assert "WARNING" not in broker.log_path.read_text()
 

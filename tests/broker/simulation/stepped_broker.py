@@ -291,7 +291,7 @@ class SteppedBroker:
             self.loop.turn()
         opened = self._broker._node
         if opened is not None:
-            for partition in (*opened.partitions, opened.metadata.partition):
+            for partition in (*opened.partitions, *opened.metadata.partitions):
                 partition.log.close_files()
             if not self._is_unlocked:
                 opened.directory.close_descriptor()

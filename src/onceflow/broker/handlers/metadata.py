@@ -78,7 +78,7 @@ def handle_metadata(node: Node, request: Request) -> None:
         node.topic_operations.create(missing, created, failed=request.reply.close_connection)
     else:
         finding = _find_topics(node, request, body, {}, topics)
-        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: respond()))
+        request.in_slices(finding, lambda: node.metadata.when_shown(respond))
 
 
 def _creatable(node: Node, body: Any) -> list[NewTopic]:

@@ -5,6 +5,7 @@ logged. Settings in REFUSED, and all unknown names, prevent the start.
 """
 
 _ONE_BROKER = "there is one broker, so there is one copy of everything"
+_OPEN_ZOOKEEPER = "the session with ZooKeeper has no authentication and no encryption"
 _ONE_PARTITION = "one partition suffices: all state is on this broker, and one file needs one sync"
 _PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are converted by keytool and openssl"
 
@@ -32,6 +33,9 @@ FIXED: dict[str, tuple[str, str]] = {
     "log.roll.jitter.ms": ("0", "segments are rolled exactly when due"),
     "log.cleaner.threads": ("1", "one thread compacts all logs"),
     "log.preallocate": ("false", "files grow as they are written"),
+    "zookeeper.set.acl": ("false", _OPEN_ZOOKEEPER),
+    "zookeeper.ssl.client.enable": ("false", _OPEN_ZOOKEEPER),
+    "zookeeper.metadata.migration.enable": ("false", "there are no KRaft controllers to migrate to"),
     "max.incremental.fetch.session.cache.slots": ("0", "there are no fetch sessions"),
     "transaction.partition.verification.enable": ("true", "transactions are verified before each append"),
 }
@@ -44,6 +48,9 @@ _TYPES: dict[int, tuple[str, ...]] = {
         "transaction.partition.verification.enable",
         "transaction.two.phase.commit.enable",
         "unclean.leader.election.enable",
+        "zookeeper.metadata.migration.enable",
+        "zookeeper.set.acl",
+        "zookeeper.ssl.client.enable",
     ),
     3: (
         "default.replication.factor",
@@ -75,7 +82,6 @@ def fixed_type(name: str) -> int:
 
 _ONE_PROCESS = "one process is broker, controller and coordinator"
 _ONE_LOOP = "one event loop serves all connections"
-_NO_ZOOKEEPER = "topics and configurations are in the data directory; there is no ZooKeeper"
 _CLASSIC_GROUPS = "groups use the classic protocol"
 _NO_PURGATORY = "there is no purgatory: a completed request is removed at once"
 _OPENSSL = "OpenSSL has no such choice"
@@ -94,7 +100,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "add.partitions.to.txn.": _ONE_PROCESS,
     "broker.id.generation.enable": "node.id is 1 by default",
     "reserved.broker.max.id": "node.id is 1 by default",
-    "zookeeper.": _NO_ZOOKEEPER,
+    "zookeeper.max.in.flight.requests": "changes are applied one after another",
     "num.network.threads": _ONE_LOOP,
     "num.io.threads": _ONE_LOOP,
     "background.threads": _ONE_LOOP,
@@ -172,6 +178,8 @@ REFUSED: dict[str, str] = {
     "password.encoder.": _NO_SECURITY,
     "connections.max.reauth.ms": _NO_SECURITY,
     "connection.failed.authentication.delay.ms": _NO_SECURITY,
+    "zookeeper.ssl.": _OPEN_ZOOKEEPER,
+    "zookeeper.clientCnxnSocket": _OPEN_ZOOKEEPER,
     "remote.": _ON_THIS_DISK,
     "log.local.retention.": _ON_THIS_DISK,
     "quota.": _NO_QUOTAS,

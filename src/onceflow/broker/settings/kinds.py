@@ -176,6 +176,11 @@ HOST = Word(r"[A-Za-z0-9.:_-]+", "a host name or an IP address", "HOST")
 CLUSTER_ID = Word(r"[a-zA-Z0-9_-]{1,22}", "1 to 22 of the characters a-z, A-Z, 0-9, - and _", "ID")
 """Id of a cluster, at most as long as a UUID in base64."""
 
+ZOOKEEPER = Word(
+    r"[^\s/,]+(,[^\s/,]+)*(/[^\s,]*)?", "HOST:PORT,HOST:PORT/CHROOT, such as 127.0.0.1:2181/kafka", "HOST:PORT/CHROOT"
+)
+"""Addresses of ZooKeeper's servers, and the node below which the cluster has its own."""
+
 
 @dataclass(frozen=True)
 class Directory:

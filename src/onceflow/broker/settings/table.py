@@ -23,6 +23,7 @@ from onceflow.broker.settings.kinds import (
     MS,
     MS_OR_NONE,
     MS_POSITIVE,
+    ZOOKEEPER,
     Choice,
     CleanupPolicy,
     Directory,
@@ -93,6 +94,25 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             CLUSTER_ID,
             "Id of the cluster. Generated for a new data directory if not given; fixed afterwards. A directory of"
             " another cluster is refused. (In Kafka, kafka-storage.sh format sets it.)",
+        ),
+        Setting(
+            "zookeeper.connect",
+            "zookeeper_connect",
+            ZOOKEEPER,
+            "Addresses of ZooKeeper, with the chroot of the cluster. The broker registers there, and stores its topics"
+            " and their configurations there instead of in the data directory. Default: no ZooKeeper.",
+        ),
+        Setting(
+            "zookeeper.session.timeout.ms",
+            "zookeeper_session_timeout_ms",
+            Whole(1, INT32_MAX),
+            "Time after which ZooKeeper ends the session of a broker that it does not hear from.",
+        ),
+        Setting(
+            "zookeeper.connection.timeout.ms",
+            "zookeeper_connection_timeout_ms",
+            Whole(1, INT32_MAX),
+            "Maximum time to connect to ZooKeeper at the start. Kafka's default is the session timeout.",
         ),
     ),
     "Topics": (

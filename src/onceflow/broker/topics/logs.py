@@ -13,7 +13,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import Disk
-from onceflow.log.errors import NoSpaceForNewLog
+from onceflow.log.errors import DataDirectoryRefused, NoSpaceForNewLog
 from onceflow.log.partition import PartitionLog
 from onceflow.remedies import Remedy
 
@@ -43,6 +43,15 @@ class TopicLogs:
     def open_metadata(self) -> PartitionLog:
         """Open the log of the topics. Blocks; raises LogError, OSError."""
         return self._open(CLUSTER_METADATA_TOPIC, 0, METADATA_LOG_CONFIG, None, clean=self._directory.clean)
+
+    def refuse_metadata_log(self) -> None:
+        """Raise DataDirectoryRefused if the directory has topics that are not in ZooKeeper."""
+        path = self._directory.partition_path(CLUSTER_METADATA_TOPIC, 0)
+        if self._disk.exists(path):
+            raise DataDirectoryRefused(
+                f"{path} has the topics of a broker without ZooKeeper, which zookeeper.connect does not use;"
+                f" {Remedy.OTHER_DATA}"
+            )
 
     def open(self, topic: Topic, indexes: Iterable[int], config: LogConfig, *, clean: bool) -> list[PartitionLog]:
         """Open or create the logs of these partitions. Blocks; raises LogError, DataDirectoryRefused, OSError."""

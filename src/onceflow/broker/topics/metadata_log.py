@@ -1,6 +1,7 @@
 """The log `__cluster_metadata-0`: topics, their configurations, and reserved producer ids."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
@@ -17,6 +18,38 @@ from onceflow.wire.errors import ErrorCode
 NO_PRODUCER_ID = -1
 
 
+class MetadataStore(Protocol):
+    """Where the changes of the topics are stored: in a log of this broker, or in ZooKeeper."""
+
+    @property
+    def partitions(self) -> Sequence[Partition]:
+        """The partitions of its own log."""
+
+    def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
+        """Store and replay a change of the topics. Raises LogError, TopicRefused."""
+
+    def record_config(self, records: Sequence[MetadataRecord]) -> None:
+        """Store and replay a topic's configurations. Raises LogError, TopicRefused."""
+
+    def finish_deletions(self, names: Iterable[str]) -> None:
+        """Forget deleted topics, now that their files and offsets are deleted."""
+
+    def when_synced(self, synced: Synced) -> None:
+        """Call `synced` once the current state of the topics is durable (at once if it is), or with the error."""
+
+    def when_shown(self, shown: Callable[[], None]) -> None:
+        """Call `shown` once clients may see the current state of the topics."""
+
+    def sync(self) -> None:
+        """Block until all changes are durable; for the start, before any client is served."""
+
+    def next_producer_id(self, respond: Callable[[ErrorCode, int], None]) -> None:
+        """Respond with a producer id that was never used before."""
+
+    def close(self) -> None:
+        """End after the logs are closed."""
+
+
 class MetadataLog:
     """Stores every change of the topics and replays it, at run time and at start."""
 
@@ -24,10 +57,11 @@ class MetadataLog:
         self, log: PartitionLog, topics: Topics, *, clock: Clock, group_commit: GroupCommit, disk: ReservedDisk
     ) -> None:
         """Replay the log into `topics`. Raises UnknownRecord, LogError, WireError."""
-        self.partition = Partition(CLUSTER_METADATA_TOPIC, 0, log)
+        partition = Partition(CLUSTER_METADATA_TOPIC, 0, log)
+        self.partitions = (partition,)
         self._topics = topics
         self._disk = disk
-        self._log = StateLog(self.partition, clock, group_commit)
+        self._log = StateLog(partition, clock, group_commit)
         self._producer_ids = iter(range(0))
         for record in self._log.records():
             assert record.value is not None
@@ -47,13 +81,23 @@ class MetadataLog:
         """
         self.record(records, from_reserve=self._disk.leaves_half())
 
+    def finish_deletions(self, _names: Iterable[str]) -> None:
+        """Do nothing: a topic's removal is one record."""
+
+    def when_shown(self, shown: Callable[[], None]) -> None:
+        """Call `shown` when the topics are durable, and also if that failed: clients cannot use them then."""
+        self._log.when_synced(lambda _error_code: shown())
+
+    def close(self) -> None:
+        """Do nothing: the broker closes the log with the others."""
+
     def when_synced(self, synced: Synced) -> None:
         """Call `synced` once the current state of the topics is durable (at once if it is), or with the error."""
         self._log.when_synced(synced)
 
     def sync(self) -> None:
         """Block until the log is durable; for the start, before any client is served. Raises OSError."""
-        log = self.partition.log
+        log = self._log.partition.log
         point = log.durability.begin_sync()
         assert point is not None
         point.run()

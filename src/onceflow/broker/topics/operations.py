@@ -21,7 +21,7 @@ from onceflow.broker.loop.slices import run_in_slices
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partitions
 from onceflow.broker.topics.logs import TopicLogs
-from onceflow.broker.topics.metadata_log import MetadataLog
+from onceflow.broker.topics.metadata_log import MetadataStore
 from onceflow.broker.topics.records import ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
 from onceflow.broker.topics.topics import MorePartitions, NewTopic, Topic, TopicRefused, Topics
 from onceflow.errors import OnceflowError
@@ -81,7 +81,7 @@ class TopicOperations:
         topics: Topics,
         partitions: Partitions,
         *,
-        metadata: MetadataLog,
+        metadata: MetadataStore,
         logs: TopicLogs,
         group_commit: GroupCommit,
         thread: Executor,
@@ -375,7 +375,9 @@ class TopicOperations:
                 )
 
         def files_deleted(left: set[str]) -> None:
-            self._release_names([topic for topic in deleted if topic.name not in left])
+            finished = [topic.name for topic in deleted if topic.name not in left]
+            self._topics.being_deleted.difference_update(finished)
+            self._metadata.finish_deletions(finished)
             message = f"its files could not be deleted; {Remedy.RESTART_BROKER}"
             kept = (ErrorCode.kafka_storage_error, message)
             respond([(topic, *kept) if topic.name in left else (topic, code, why) for topic, code, why in results])
@@ -391,10 +393,6 @@ class TopicOperations:
         for partition in self._partitions.withdraw(topic.name):
             self._group_commit.forget(partition)
         return topic, ErrorCode.none, None
-
-    def _release_names(self, deleted: Sequence[Topic]) -> None:
-        """Allow the names of deleted topics to be used again."""
-        self._topics.being_deleted.difference_update(topic.name for topic in deleted)
 
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:

@@ -1,0 +1,1 @@
+"""Brokers registered in ZooKeeper, with Kafka's own paths and values."""

@@ -1,0 +1,211 @@
+"""Kafka's nodes in ZooKeeper: paths and JSON values, as Kafka 3.9 writes them (kafka.zk.ZkData).
+
+The order of a value's fields is that of Kafka's own values; readers find them by name.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+import msgspec
+
+from onceflow.broker.config import PLAINTEXT, Endpoint
+from onceflow.errors import OnceflowError
+from onceflow.log.checkpoint import encode_uuid
+from onceflow.remedies import Remedy
+
+BROKER_IDS = "/brokers/ids"
+TOPICS = "/brokers/topics"
+CONTROLLER = "/controller"
+CONTROLLER_EPOCH = "/controller_epoch"
+CLUSTER_ID = "/cluster/id"
+DELETIONS = "/admin/delete_topics"
+CONFIG_CHANGE = "/config/changes/config_change_"
+PRODUCER_IDS = "/latest_producer_id_block"
+TOPIC_CONFIGS = "/config/topics"
+
+PERSISTENT = (
+    "/consumers",
+    BROKER_IDS,
+    TOPICS,
+    "/config/changes",
+    DELETIONS,
+    "/brokers/seqid",
+    "/isr_change_notification",
+    PRODUCER_IDS,
+    "/log_dir_event_notification",
+    TOPIC_CONFIGS,
+    "/config/clients",
+    "/config/users",
+    "/config/brokers",
+    "/config/ips",
+)
+"""Nodes without a value that every broker creates at its start (ZkData.PersistentZkPaths)."""
+
+FIRST_EPOCH = b"0"
+PRODUCER_IDS_IN_A_BLOCK = 1000
+
+Node = TypeVar("Node")
+
+
+class DamagedNode(OnceflowError):
+    """A node in ZooKeeper does not have the form that Kafka 3.9 writes."""
+
+
+class BrokerNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/brokers/ids/N`, ephemeral: a live broker and where clients reach it."""
+
+    features: dict[str, object] = {}
+    listener_security_protocol_map: dict[str, str] = {}
+    endpoints: list[str] = []
+    jmx_port: int = -1
+    port: int
+    host: str | None
+    version: int = 5
+    timestamp: str = ""
+
+
+class ControllerNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/controller`, ephemeral: the broker that decides about topics."""
+
+    version: int = 2
+    brokerid: int
+    timestamp: str = ""
+    kraft_controller_epoch: int = msgspec.field(default=-1, name="kraftControllerEpoch")
+
+
+class ClusterNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/cluster/id`; its version is text."""
+
+    version: str = "1"
+    id: str
+
+
+class TopicNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/brokers/topics/T`: the brokers of each partition, the preferred leader first."""
+
+    partitions: dict[str, list[int]]
+    topic_id: str
+    adding_replicas: dict[str, list[int]] = {}
+    removing_replicas: dict[str, list[int]] = {}
+    version: int = 3
+
+
+class StateNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/brokers/topics/T/partitions/N/state`: who leads, and which replicas are in sync."""
+
+    controller_epoch: int
+    leader: int
+    version: int = 1
+    leader_epoch: int
+    isr: list[int]
+
+
+class ConfigNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/config/topics/T`."""
+
+    version: int = 1
+    config: dict[str, str]
+
+
+class ConfigChangeNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/config/changes/config_change_N`, sequential: the entity whose configuration was written."""
+
+    version: int = 2
+    entity_path: str
+
+
+class ProducerIdsNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/latest_producer_id_block`: the last block of producer ids that a broker has reserved, both ends inclusive."""
+
+    version: int = 1
+    broker: int
+    block_start: str
+    block_end: str
+
+
+def encode(node: msgspec.Struct) -> bytes:
+    """Return the value of a node."""
+    return msgspec.json.encode(node)
+
+
+def decode(kind: type[Node], path: str, value: bytes) -> Node:
+    """Parse a value of `encode`, or of Kafka's. Raises DamagedNode."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.DecodeError as error:
+        raise damaged(path, value, str(error)) from error
+
+
+def damaged(path: str, value: bytes, reason: str) -> DamagedNode:
+    """Return the error of a value that cannot be read."""
+    return DamagedNode(f"{path} in ZooKeeper holds {value[:200]!r}: {reason}; {Remedy.FIX_NODE}")
+
+
+def decode_uuid(path: str, text: str) -> UUID:
+    """Parse an id of 22 characters. Raises DamagedNode."""
+    try:
+        return UUID(bytes=base64.urlsafe_b64decode(text + "=="))
+    except (ValueError, binascii.Error) as error:
+        raise damaged(path, text.encode(), str(error)) from error
+
+
+def decode_number(path: str, value: bytes) -> int:
+    """Parse the text of a number. Raises DamagedNode."""
+    try:
+        return int(value)
+    except ValueError as error:
+        raise damaged(path, value, str(error)) from error
+
+
+def broker(endpoints: Sequence[Endpoint], protocols: Mapping[str, str], now_ms: int) -> BrokerNode:
+    """Return the value of a broker that clients reach at these addresses, with the protocol of each listener.
+
+    `host` and `port` are those of the first plaintext listener, for old clients (kafka.zk.BrokerIdZNode.encode).
+    """
+    plain = [endpoint for endpoint in endpoints if protocols[endpoint.listener] == PLAINTEXT]
+    host, port = plain[0][:2] if plain else (None, -1)
+    return BrokerNode(
+        listener_security_protocol_map={endpoint.listener: protocols[endpoint.listener] for endpoint in endpoints},
+        endpoints=[_endpoint_text(endpoint) for endpoint in endpoints],
+        host=host,
+        port=port,
+        timestamp=str(now_ms),
+    )
+
+
+def _endpoint_text(endpoint: Endpoint) -> str:
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return f"{endpoint.listener}://{host}:{endpoint.port}"
+
+
+def topic(topic_id: UUID, replicas: Mapping[int, list[int]]) -> TopicNode:
+    """Return the value of a topic with the brokers of each partition."""
+    partitions = {str(index): brokers for index, brokers in replicas.items()}
+    return TopicNode(partitions=partitions, topic_id=encode_uuid(topic_id))
+
+
+def broker_path(broker_id: int) -> str:
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def topic_path(name: str) -> str:
+    return f"{TOPICS}/{name}"
+
+
+def partition_path(name: str, index: int) -> str:
+    return f"{TOPICS}/{name}/partitions/{index}"
+
+
+def state_path(name: str, index: int) -> str:
+    return f"{TOPICS}/{name}/partitions/{index}/state"
+
+
+def config_path(name: str) -> str:
+    return f"{TOPIC_CONFIGS}/{name}"
+
+
+def deletion_path(name: str) -> str:
+    return f"{DELETIONS}/{name}"

@@ -1,0 +1,301 @@
+"""This broker in ZooKeeper: its registration, its terms as controller, and its writes to the topics' nodes.
+
+Every write of a controller is applied together with a check of `/controller_epoch`'s version: a broker that lost
+`/controller` without knowing cannot change anything (KafkaZkClient, `controllerEpochZkVersion`).
+
+A write whose outcome is unknown is repeated until it is applied. That it failed because its nodes exist, or do not,
+then means that the first attempt was applied: no other broker writes during a term, and a write is applied as a whole.
+Between two terms of this broker no other controller may have been elected, otherwise the topics that this broker knows
+are not those in ZooKeeper: `Superseded`.
+
+Methods block and belong to one thread at a time, except `close`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from onceflow.broker.cluster import nodes
+from onceflow.broker.cluster.zookeeper import (
+    Check,
+    Conflict,
+    Create,
+    Delete,
+    Operation,
+    OutcomeUnknown,
+    Set,
+    StoredNode,
+    ZooKeeper,
+)
+from onceflow.broker.config import BrokerConfig, Endpoint
+from onceflow.errors import OnceflowError
+from onceflow.log.clock import Clock
+from onceflow.remedies import Remedy
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.1
+DELETIONS_IN_A_WRITE = 1000
+ATTEMPTS_MAX = 100
+"""Attempts at a change that other brokers make too, such as reserving producer ids: one of them succeeds each time."""
+
+Result = TypeVar("Result")
+Write = Sequence[Operation]
+"""Operations that are applied together."""
+
+
+class RegistrationRefused(OnceflowError):
+    """Another broker has this broker's id, or is the controller of the cluster."""
+
+
+class Superseded(OnceflowError):
+    """Another program changed the cluster's topics, or became its controller."""
+
+
+class RegistryClosed(OnceflowError):
+    """The broker stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A time in which this broker is the controller."""
+
+    epoch: int
+    version: int
+    """Version of `/controller_epoch`."""
+
+
+class Registry:
+    """Registration of one broker in ZooKeeper."""
+
+    def __init__(self, zookeeper: ZooKeeper, broker_id: int, clock: Clock) -> None:
+        self.zookeeper = zookeeper
+        self.broker_id = broker_id
+        self._clock = clock
+        self._own = nodes.BrokerNode(host=None, port=-1)
+        self._registered_session = 0
+        self._term: Term | None = None
+        self._closing = threading.Event()
+
+    @classmethod
+    def open(cls, config: BrokerConfig, clock: Clock) -> "Registry":
+        """Connect to ZooKeeper, and create Kafka's nodes without a value. Raises ZooKeeperUnavailable."""
+        assert config.zookeeper_connect is not None
+        zookeeper = ZooKeeper(
+            config.zookeeper_connect,
+            session_timeout_ms=config.zookeeper_session_timeout_ms,
+            connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+        )
+        zookeeper.open()
+        registry = cls(zookeeper, config.node_id, clock)
+        try:
+            registry._repeat(registry._create_persistent_nodes)
+        except BaseException:
+            registry.close()
+            raise
+        return registry
+
+    def _create_persistent_nodes(self) -> None:
+        for path in nodes.PERSISTENT:
+            self.zookeeper.ensure(path)
+
+    def close(self) -> None:
+        """End the session, and any call that waits in another thread: it raises RegistryClosed."""
+        self._closing.set()
+        self.zookeeper.close()
+
+    @property
+    def term(self) -> Term:
+        """The current term as controller."""
+        assert self._term is not None, "the broker has not joined"
+        return self._term
+
+    def _repeat(self, work: Callable[[], Result]) -> Result:
+        """Repeat `work` while its outcome is unknown. Raises RegistryClosed when the broker stops."""
+        while True:
+            if self._closing.is_set():
+                raise RegistryClosed("ZooKeeper: the session is closed, because the broker stops")
+            try:
+                return work()
+            except OutcomeUnknown as error:
+                logger.debug("%s; repeating", error)
+                self._closing.wait(RETRY_SECONDS)
+
+    def read(self, read: Callable[[ZooKeeper], Result]) -> Result:
+        """Return what `read` returns, repeated while its outcome is unknown. Raises RegistryClosed."""
+        return self._repeat(lambda: read(self.zookeeper))
+
+    def cluster_id(self, wanted: str | None, make_id: Callable[[], str]) -> str:
+        """Return the id of the cluster; the first broker writes it, as `wanted` or as a new one."""
+        return self._repeat(lambda: self._cluster_id(wanted, make_id))
+
+    def _cluster_id(self, wanted: str | None, make_id: Callable[[], str]) -> str:
+        while (stored := self.zookeeper.read(nodes.CLUSTER_ID)) is None:
+            self.zookeeper.ensure("/cluster")
+            new = nodes.ClusterNode(id=wanted or make_id())
+            try:
+                self.zookeeper.commit([Create(nodes.CLUSTER_ID, nodes.encode(new))])
+            except Conflict:
+                continue
+        cluster_id = nodes.decode(nodes.ClusterNode, nodes.CLUSTER_ID, stored.value).id
+        if wanted not in (None, cluster_id):
+            raise RegistrationRefused(
+                f"cluster.id {wanted}: the cluster in ZooKeeper is {cluster_id}; {Remedy.OTHER_CHROOT}"
+            )
+        return cluster_id
+
+    # Joining
+
+    def join(self, endpoints: Sequence[Endpoint], protocols: Mapping[str, str]) -> None:
+        """Register this broker with its addresses, and become the controller. Raises RegistrationRefused."""
+        self._own = nodes.broker(endpoints, protocols, self._clock.now_ms())
+        self._repeat(self._join)
+
+    def rejoin(self) -> None:
+        """Register again if the session was replaced. Raises RegistrationRefused, Superseded, RegistryClosed."""
+        self._repeat(self._join)
+
+    def _join(self) -> None:
+        """Create the ephemeral nodes of the current session, unless it has them."""
+        session = self.zookeeper.session_id
+        if session == self._registered_session:
+            return
+        deadline = time.monotonic() + self.zookeeper.session_seconds
+        self._register(session, deadline)
+        term = self._become_controller(session, deadline)
+        if self._term is not None and term.epoch != self._term.epoch + 1:
+            raise Superseded(
+                f"another broker was the controller after epoch {self._term.epoch}, this one is now that of"
+                f" {term.epoch}; {Remedy.START_BROKER_AGAIN}"
+            )
+        self._term, self._registered_session = term, session
+
+    def _register(self, session: int, deadline: float) -> None:
+        path = nodes.broker_path(self.broker_id)
+        while True:
+            try:
+                self.zookeeper.commit([Create(path, nodes.encode(self._own), ephemeral=True)])
+            except Conflict:
+                stored = self.zookeeper.read(path)
+                if stored is None:
+                    continue
+                if stored.owner != session:
+                    self._await_end_of_former(path, stored, deadline)
+                    continue
+            others = [name for name in self.zookeeper.children(nodes.BROKER_IDS) if name != str(self.broker_id)]
+            if others:
+                raise RegistrationRefused(
+                    f"broker.id {self.broker_id}: the cluster in ZooKeeper has broker {others[0]}, and clusters of"
+                    f" several brokers are not supported; {Remedy.OTHER_CHROOT}"
+                )
+            return
+
+    def _await_end_of_former(self, path: str, stored: StoredNode, deadline: float) -> None:
+        """Wait for the session of this broker's former process to end; raise RegistrationRefused for another broker."""
+        former = nodes.decode(nodes.BrokerNode, path, stored.value)
+        is_own = former.endpoints == self._own.endpoints
+        if not is_own or not self._wait_until_deleted(path, deadline):
+            raise RegistrationRefused(
+                f"broker.id {self.broker_id} is registered in ZooKeeper by the broker on"
+                f" {', '.join(former.endpoints)};"
+                f" {Remedy.STOP_BROKER}, or {Remedy.OTHER_CHROOT}"
+            )
+
+    def _wait_until_deleted(self, path: str, deadline: float) -> bool:
+        left = deadline - time.monotonic()
+        return left > 0 and self.zookeeper.wait_until_deleted(path, left)
+
+    def _become_controller(self, session: int, deadline: float) -> Term:
+        """Create `/controller` and increment the epoch together (registerControllerAndIncrementControllerEpoch)."""
+        own = nodes.ControllerNode(brokerid=self.broker_id, timestamp=str(self._clock.now_ms()))
+        while True:
+            stored = self.zookeeper.read(nodes.CONTROLLER_EPOCH)
+            if stored is None:
+                self._create_first_epoch()
+                continue
+            epoch = nodes.decode_number(nodes.CONTROLLER_EPOCH, stored.value)
+            try:
+                self.zookeeper.commit(
+                    [
+                        Create(nodes.CONTROLLER, nodes.encode(own), ephemeral=True),
+                        Set(nodes.CONTROLLER_EPOCH, str(epoch + 1).encode(), stored.version),
+                    ]
+                )
+            except Conflict:
+                controller = self.zookeeper.read(nodes.CONTROLLER)
+                if controller is not None and controller.owner == session:
+                    return Term(epoch, stored.version)
+                if controller is not None and not self._wait_until_deleted(nodes.CONTROLLER, deadline):
+                    broker_id = nodes.decode(nodes.ControllerNode, nodes.CONTROLLER, controller.value).brokerid
+                    raise RegistrationRefused(
+                        f"broker.id {self.broker_id}: broker {broker_id} is the controller in ZooKeeper, and clusters"
+                        f" of several brokers are not supported; {Remedy.OTHER_CHROOT}"
+                    ) from None
+            else:
+                return Term(epoch + 1, stored.version + 1)
+
+    def _create_first_epoch(self) -> None:
+        try:
+            self.zookeeper.commit([Create(nodes.CONTROLLER_EPOCH, nodes.FIRST_EPOCH)])
+        except Conflict:
+            logger.debug("%s was created by another broker", nodes.CONTROLLER_EPOCH)
+
+    # Writes
+
+    def write(self, write: Write) -> None:
+        """Apply the operations as the controller. Raises Superseded, RegistrationRefused, RegistryClosed."""
+        is_repeated = False
+
+        def attempt() -> None:
+            nonlocal is_repeated
+            self._join()
+            try:
+                self.zookeeper.commit([Check(nodes.CONTROLLER_EPOCH, self.term.version), *write])
+            except OutcomeUnknown:
+                is_repeated = True
+                raise
+            except Conflict as conflict:
+                if conflict.position == 0 or conflict.is_bad_version:
+                    raise Superseded(
+                        f"this broker is not the controller of epoch {self.term.epoch} any more;"
+                        f" {Remedy.START_BROKER_AGAIN}"
+                    ) from conflict
+                if not is_repeated:
+                    raise Superseded(
+                        f"ZooKeeper was changed by another program: {conflict}; {Remedy.START_BROKER_AGAIN}"
+                    ) from conflict
+
+        self._repeat(attempt)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete the nodes of a topic whose files are deleted, that of its deletion last (completeDeleteTopic)."""
+        for top in (nodes.topic_path(name), nodes.config_path(name), nodes.deletion_path(name)):
+            paths = self._repeat(partial(self.zookeeper.tree, top))
+            for first in range(0, len(paths), DELETIONS_IN_A_WRITE):
+                self.write([Delete(path) for path in paths[first : first + DELETIONS_IN_A_WRITE]])
+
+    def reserve_producer_ids(self) -> range:
+        """Reserve a block of producer ids (kafka.coordinator.transaction.ZkProducerIdManager)."""
+        return self._repeat(self._reserve_producer_ids)
+
+    def _reserve_producer_ids(self) -> range:
+        for _attempt in range(ATTEMPTS_MAX):
+            stored = self.zookeeper.read(nodes.PRODUCER_IDS)
+            if stored is None:
+                raise nodes.damaged(nodes.PRODUCER_IDS, b"", "the node was deleted")
+            first = 0
+            if stored.value:
+                block = nodes.decode(nodes.ProducerIdsNode, nodes.PRODUCER_IDS, stored.value)
+                first = nodes.decode_number(nodes.PRODUCER_IDS, block.block_end.encode()) + 1
+            end = first + nodes.PRODUCER_IDS_IN_A_BLOCK
+            own = nodes.ProducerIdsNode(broker=self.broker_id, block_start=str(first), block_end=str(end - 1))
+            try:
+                self.zookeeper.commit([Set(nodes.PRODUCER_IDS, nodes.encode(own), stored.version)])
+            except Conflict:
+                continue
+            return range(first, end)
+        raise Superseded(f"{nodes.PRODUCER_IDS} in ZooKeeper changed {ATTEMPTS_MAX} times; {Remedy.START_BROKER_AGAIN}")

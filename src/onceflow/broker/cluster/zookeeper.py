@@ -1,0 +1,265 @@
+"""A session with ZooKeeper, in calls that block: reads, and writes of several nodes that are applied together.
+
+kazoo keeps the session in threads of its own: it reconnects, and begins a new session when the old one has expired.
+A call fails with OutcomeUnknown if the connection or the session ended before its response: a write may be applied.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    RolledBackError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
+
+from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+
+logger = logging.getLogger(__name__)
+
+READS_AT_ONCE = 1000
+ANY_VERSION = -1
+_UNKNOWN = (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooTimeoutError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+_CONFLICTS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
+
+
+class ZooKeeperUnavailable(OnceflowError):
+    """ZooKeeper cannot be reached at the start."""
+
+
+class ZooKeeperRefused(OnceflowError):
+    """ZooKeeper refuses a request for a reason that a repetition does not change."""
+
+
+class OutcomeUnknown(OnceflowError):
+    """The connection or the session ended before the response."""
+
+
+class Conflict(OnceflowError):
+    """A write was not applied: another program has created, changed or deleted one of its nodes.
+
+    `position` is that of the operation in the write.
+    """
+
+    def __init__(self, position: int, path: str, error: KazooException) -> None:
+        super().__init__(f"{path}: {type(error).__name__}")
+        self.position = position
+        self.is_bad_version = isinstance(error, BadVersionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create a node; `sequence` appends a number to its path."""
+
+    path: str
+    value: bytes = b""
+    ephemeral: bool = False
+    sequence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Replace a node's value, if it has this version."""
+
+    path: str
+    value: bytes
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a node without children."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Apply the others only if the node has this version."""
+
+    path: str
+    version: int
+
+
+Operation: TypeAlias = Create | Set | Delete | Check
+
+
+class StoredNode(NamedTuple):
+    """A node's value with what ZooKeeper knows about it."""
+
+    value: bytes
+    version: int
+    creation_id: int
+    """The transaction that created it (czxid)."""
+    owner: int
+    """The session of an ephemeral node, else 0."""
+
+
+class ZooKeeper:
+    """One session after another. Its calls belong to one thread at a time, except `close`."""
+
+    def __init__(self, connect: str, *, session_timeout_ms: int, connection_timeout_ms: int) -> None:
+        """Prepare a session; `connect` is HOST:PORT,HOST:PORT/CHROOT."""
+        self._connect = connect
+        hosts, _, chroot = connect.partition("/")
+        self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
+        self._session_seconds = session_timeout_ms / 1000
+        self._connection_seconds = connection_timeout_ms / 1000
+        self._client: Any = KazooClient(hosts=hosts, timeout=self._session_seconds, logger=logger)
+        self._client.add_listener(self._on_state)
+        self.on_new_session: Callable[[], None] | None = None
+        """Called in kazoo's thread when a new session replaced an expired one."""
+        self._is_session_lost = False
+
+    def open(self) -> None:
+        """Connect and create the chroot. Raises ZooKeeperUnavailable."""
+        try:
+            self._client.start(timeout=self._connection_seconds)
+            if self._chroot:
+                self._client.ensure_path(self._chroot)
+        except (KazooException, KazooTimeoutError) as error:
+            self.close()
+            raise ZooKeeperUnavailable(
+                f"zookeeper.connect {self._connect}: no session within {self._connection_seconds:g} s: {error};"
+                f" {Remedy.START_ZOOKEEPER}"
+            ) from error
+
+    @property
+    def session_id(self) -> int:
+        """The current session. Raises OutcomeUnknown while there is no connection."""
+        client_id = self._client.client_id
+        if client_id is None:
+            raise OutcomeUnknown(f"ZooKeeper {self._connect}: not connected")
+        session: int = client_id[0]
+        return session
+
+    @property
+    def session_seconds(self) -> float:
+        """Time after which ZooKeeper ends a session without messages, as requested."""
+        return self._session_seconds
+
+    def _on_state(self, state: str) -> None:
+        if state == KazooState.SUSPENDED:
+            logger.warning("ZooKeeper %s: the connection is lost; reconnecting", self._connect)
+        elif state == KazooState.LOST:
+            self._is_session_lost = True
+            logger.warning("ZooKeeper %s: the session has ended", self._connect)
+        elif self._is_session_lost:
+            self._is_session_lost = False
+            logger.info("ZooKeeper %s: a new session has begun", self._connect)
+            if self.on_new_session is not None:
+                self.on_new_session()
+        else:
+            logger.info("ZooKeeper %s: connected", self._connect)
+
+    def read(self, path: str) -> StoredNode | None:
+        """Return a node, None if it does not exist. Raises OutcomeUnknown."""
+        return self.read_all([path])[0]
+
+    def read_all(self, paths: Sequence[str]) -> list[StoredNode | None]:
+        """Return the nodes in the order of their paths, None for those that do not exist. Raises OutcomeUnknown."""
+        nodes: list[StoredNode | None] = []
+        for first in range(0, len(paths), READS_AT_ONCE):
+            asked = [self._client.get_async(self._chroot + path) for path in paths[first : first + READS_AT_ONCE]]
+            nodes += [self._node(request) for request in asked]
+        return nodes
+
+    def _node(self, asked: Any) -> StoredNode | None:
+        node = self._or_none(asked)
+        if node is None:
+            return None
+        value, stat = node
+        return StoredNode(value, stat.version, stat.czxid, stat.ephemeralOwner)
+
+    def children(self, path: str) -> list[str]:
+        """Return the names of a node's children in their order. Raises OutcomeUnknown."""
+        return sorted(self._wait(self._client.get_children_async(self._chroot + path)))
+
+    def tree(self, path: str) -> list[str]:
+        """Return the existing nodes at and below a path, each after those below it. Raises OutcomeUnknown."""
+        nodes: list[str] = []
+        level = [path]
+        while level:
+            names = self._children_of_all(level)
+            nodes += [above for above, below in zip(level, names, strict=True) if below is not None]
+            level = [f"{above}/{name}" for above, below in zip(level, names, strict=True) for name in below or ()]
+        return nodes[::-1]
+
+    def _children_of_all(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """Return the names below each path, None for one that does not exist."""
+        names: list[list[str] | None] = []
+        for first in range(0, len(paths), READS_AT_ONCE):
+            some = paths[first : first + READS_AT_ONCE]
+            asked = [self._client.get_children_async(self._chroot + path) for path in some]
+            names += [self._or_none(request) for request in asked]
+        return names
+
+    def _or_none(self, asked: Any) -> Any:
+        try:
+            return self._wait(asked)
+        except NoNodeError:
+            return None
+
+    def ensure(self, path: str) -> None:
+        """Create a node and the nodes above it if they do not exist. Raises OutcomeUnknown."""
+        self._wait(self._client.ensure_path_async(self._chroot + path))
+
+    def commit(self, operations: Sequence[Operation]) -> None:
+        """Apply all operations or none. Raises Conflict, OutcomeUnknown."""
+        transaction = self._client.transaction()
+        for operation in operations:
+            path = self._chroot + operation.path
+            match operation:
+                case Create(_, value, ephemeral, sequence):
+                    transaction.create(path, value, ephemeral=ephemeral, sequence=sequence)
+                case Set(_, value, version):
+                    transaction.set_data(path, value, version)
+                case Delete():
+                    transaction.delete(path)
+                case Check(_, version):
+                    transaction.check(path, version)
+        for position, result in enumerate(self._wait(transaction.commit_async())):
+            if isinstance(result, _CONFLICTS):
+                raise Conflict(position, operations[position].path, result)
+            if isinstance(result, Exception) and not isinstance(result, RolledBackError):
+                raise ZooKeeperRefused(f"{operations[position].path} in ZooKeeper cannot be written: {result!r}")
+
+    def wait_until_deleted(self, path: str, seconds: float) -> bool:
+        """Wait until a node is deleted or changed; return False after `seconds`. Raises OutcomeUnknown."""
+        changed = threading.Event()
+        exists = self._client.exists_async(self._chroot + path, watch=lambda _event: changed.set())
+        return self._wait(exists) is None or changed.wait(max(seconds, 0))
+
+    def _wait(self, asked: Any) -> Any:
+        try:
+            return asked.get(timeout=self._session_seconds)
+        except _UNKNOWN as error:
+            raise OutcomeUnknown(f"ZooKeeper {self._connect}: {type(error).__name__}") from error
+
+    def close(self) -> None:
+        """End the session, which deletes its ephemeral nodes, and fail the call that waits in another thread."""
+        self._client.remove_listener(self._on_state)
+        self._client.stop()
+        self._client.close()

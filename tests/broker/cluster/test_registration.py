@@ -1,0 +1,215 @@
+"""Registration of a broker in ZooKeeper: taken ids, lost connections, expired sessions, another controller."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onceflow.broker.cluster import nodes
+from onceflow.broker.cluster.registry import RegistrationRefused, Registry, Superseded
+from onceflow.broker.cluster.zookeeper import Create, Operation, OutcomeUnknown, ZooKeeper, ZooKeeperUnavailable
+from onceflow.broker.config import PROTOCOL_OF_NAME, Endpoint
+from onceflow.log.clock import SystemClock
+from onceflow.log.errors import DataDirectoryRefused
+from onceflow.remedies import Remedy
+from onceflow.testing import Broker, BrokerProcess
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from tests import remedies
+from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.zookeeper_process import Link
+from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+
+NewBroker = Callable[..., Broker]
+OTHER = '{"version":5,"host":"127.0.0.1","port":9,"endpoints":[],"timestamp":"1"}'
+
+
+def through(link: Link, tree: Tree) -> str:
+    return f"{link.address}{tree.chroot}"
+
+
+def send_creation(client: RawClient, topic: str) -> None:
+    wanted = {"name": topic, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+    client.send(apis.CREATE_TOPICS, 4, topics=[wanted], timeout=milliseconds(60_000), validate_only=False)
+
+
+@pytest.mark.remedy(Remedy.STOP_BROKER, Remedy.OTHER_CHROOT)
+def test_taken_id_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    with new_broker(tmp_path / "first") as first:
+        address = first.bootstrap_servers
+        with pytest.raises(RegistrationRefused, match=r"broker\.id 1 is registered in ZooKeeper by") as why:
+            new_broker(tmp_path / "second").start()
+        assert address in str(why.value)
+        remedies.find(Remedy.STOP_BROKER, str(why.value))
+        remedies.find(Remedy.OTHER_CHROOT, str(why.value))
+        with new_broker(tmp_path / "second", zookeeper_connect=f"{tree.connect}/other"):
+            assert tree.exists("/other/brokers/ids/1")
+        assert tree.exists("/brokers/ids/1")
+    with new_broker(tmp_path / "third"):
+        assert tree.exists("/brokers/ids/1")
+
+
+def test_second_broker_is_refused(new_broker: NewBroker, tree: Tree) -> None:
+    with new_broker(), pytest.raises(RegistrationRefused, match="the cluster in ZooKeeper has broker 1"):
+        new_broker(broker_id=2).start()
+    assert tree.children("/brokers/ids") == []
+
+
+def test_controller_of_another_broker_is_refused(new_broker: NewBroker, tree: Tree) -> None:
+    tree.write("/controller", '{"version":2,"brokerid":7,"timestamp":"1"}')
+    with pytest.raises(RegistrationRefused, match="broker 7 is the controller"):
+        new_broker(zookeeper_session_timeout_ms=300).start()
+
+
+def test_killed_broker_gets_its_id_back(tree: Tree, tmp_path: Path) -> None:
+    """The session of the killed process lasts until its time-out; the next process waits for that."""
+    options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "2000")
+    broker = BrokerProcess(tmp_path / "data", 0, *options).start()
+    with connected(broker.bootstrap) as client:
+        client.create_topic("visits")
+        assert client.produce("visits", 0, batch_of(b"ann")).error_code == 0
+    broker.kill()
+    assert tree.exists("/brokers/ids/1")
+    with broker, connected(broker.bootstrap) as client:
+        assert client.produce("visits", 0, batch_of(b"ben")).base_offset == 1
+        assert tree.text("/controller_epoch") == "2"
+
+
+@pytest.mark.remedy(Remedy.START_ZOOKEEPER)
+def test_start_without_zookeeper_is_refused(new_broker: NewBroker, tree: Tree, link: Link) -> None:
+    link.cut()
+    settings = {"zookeeper_connect": through(link, tree), "zookeeper_connection_timeout_ms": 200}
+    with pytest.raises(
+        ZooKeeperUnavailable, match=f"zookeeper.connect {link.address}/.*: no session within 0.2 s"
+    ) as why:
+        new_broker(**settings).start()
+    remedies.find(Remedy.START_ZOOKEEPER, str(why.value))
+    link.open()
+    with new_broker(**settings | {"zookeeper_connection_timeout_ms": 10_000}) as broker:
+        broker.create_topic("visits")
+
+
+def test_records_are_served_while_zookeeper_is_away(new_broker: NewBroker, tree: Tree, link: Link) -> None:
+    with new_broker(zookeeper_connect=through(link, tree)) as broker, connected(broker.bootstrap_servers) as admin:
+        broker.create_topic("visits")
+        session = tree.client.get(f"{tree.chroot}/controller")[1].ephemeralOwner
+        link.cut()
+        send_creation(admin, "clicks")
+        with connected(broker.bootstrap_servers) as client:
+            assert client.produce("visits", 0, batch_of(b"ann")).error_code == 0
+            response = client.ask(apis.METADATA, 4, topics=[{"name": "visits"}], allow_auto_topic_creation=False)
+            assert response.topics[0].partitions[0].leader_id == 1
+        assert not tree.exists("/brokers/topics/clicks")
+        link.open()
+        assert [topic.error_code for topic in admin.receive(apis.CREATE_TOPICS, 4).topics] == [0]
+        assert tree.exists("/brokers/topics/clicks")
+        # The session has survived.
+        assert tree.client.get(f"{tree.chroot}/controller")[1].ephemeralOwner == session
+
+
+def test_expired_session_is_replaced(new_broker: NewBroker, tree: Tree, link: Link) -> None:
+    settings = {"zookeeper_connect": through(link, tree), "zookeeper_session_timeout_ms": 500}
+    with new_broker(**settings) as broker, connected(broker.bootstrap_servers) as admin:
+        link.cut()
+        tree.await_that(lambda: not tree.exists("/brokers/ids/1"))
+        send_creation(admin, "visits")
+        link.open()
+        assert [topic.error_code for topic in admin.receive(apis.CREATE_TOPICS, 4).topics] == [0]
+        assert tree.json("/brokers/topics/visits/partitions/0/state")["leader"] == 1
+        assert tree.exists("/brokers/ids/1")
+        assert tree.text("/controller_epoch") == "2"
+        # Without a change to write too.
+        link.cut()
+        tree.await_that(lambda: not tree.exists("/controller"))
+        link.open()
+        tree.await_that(lambda: tree.exists("/controller"))
+        assert tree.text("/controller_epoch") == "3"
+
+
+def test_superseded_broker_acknowledges_nothing(new_broker: NewBroker, tree: Tree, link: Link) -> None:
+    """Another controller may have given its partitions to other brokers."""
+    settings = {"zookeeper_connect": through(link, tree), "zookeeper_session_timeout_ms": 500}
+    with new_broker(**settings) as broker, connected(broker.bootstrap_servers) as client:
+        broker.create_topic("visits")
+        assert client.produce("visits", 0, batch_of(b"ann")).error_code == 0
+        link.cut()
+        tree.await_that(lambda: not tree.exists("/controller"))
+        tree.write("/controller_epoch", "2")
+        send_creation(client, "clicks")
+        link.open()
+        response = client.receive(apis.CREATE_TOPICS, 4)
+        assert [topic.error_code for topic in response.topics] == [ErrorCode.not_controller]
+        assert client.produce("visits", 0, batch_of(b"ben")).error_code == ErrorCode.kafka_storage_error
+
+
+def test_topic_of_another_program_stops_the_broker(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    """A start reads what others have written; a running broker does not."""
+    with new_broker(tmp_path / "data") as broker, connected(broker.bootstrap_servers) as client:
+        broker.create_topic("visits")
+        tree.write("/brokers/topics/clicks", tree.text("/brokers/topics/visits"))
+        send_creation(client, "clicks")
+        assert client.receive(apis.CREATE_TOPICS, 4).topics[0].error_code == ErrorCode.not_controller
+
+
+def test_cluster_id_is_that_of_zookeeper(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    with new_broker(tmp_path / "data", cluster_id="visits-cluster") as broker:
+        with connected(broker.bootstrap_servers) as client:
+            assert (
+                client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False).cluster_id == "visits-cluster"
+            )
+        assert tree.text("/cluster/id") == '{"version":"1","id":"visits-cluster"}'
+    with pytest.raises(RegistrationRefused, match=r"cluster\.id other: the cluster in ZooKeeper is visits-cluster"):
+        new_broker(tmp_path / "data", cluster_id="other").start()
+    with Broker(tmp_path / "elsewhere"):
+        pass
+    with pytest.raises(DataDirectoryRefused, match="belongs to cluster"):
+        new_broker(tmp_path / "elsewhere").start()
+
+
+class Forgetful(ZooKeeper):
+    """Loses the connection after each write, before the response."""
+
+    losses = 0
+
+    def commit(self, operations: "list[Operation]") -> None:  # type: ignore[override]
+        super().commit(operations)
+        if self.losses:
+            self.losses -= 1
+            raise OutcomeUnknown("the connection is lost")
+
+
+def opened(tree: Tree, kind: type[ZooKeeper] = ZooKeeper) -> Registry:
+    zookeeper = kind(tree.connect, session_timeout_ms=10_000, connection_timeout_ms=10_000)
+    zookeeper.open()
+    registry = Registry(zookeeper, 1, SystemClock())
+    for path in nodes.PERSISTENT:
+        zookeeper.ensure(path)
+    return registry
+
+
+def test_write_with_unknown_outcome_is_repeated(tree: Tree) -> None:
+    registry = opened(tree, Forgetful)
+    try:
+        assert isinstance(registry.zookeeper, Forgetful)
+        registry.zookeeper.losses = 2
+        registry.join([Endpoint(port=9)], PROTOCOL_OF_NAME)
+        assert tree.text("/controller_epoch") == "1"
+        registry.zookeeper.losses = 1
+        registry.write([Create("/brokers/topics/visits")])
+        assert tree.exists("/brokers/topics/visits")
+        with pytest.raises(Superseded, match="ZooKeeper was changed by another program: /brokers/topics/visits"):
+            registry.write([Create("/brokers/topics/visits")])
+    finally:
+        registry.close()
+
+
+def test_fenced_controller_cannot_write(tree: Tree) -> None:
+    registry = opened(tree)
+    try:
+        registry.join([Endpoint(port=9)], PROTOCOL_OF_NAME)
+        tree.write("/controller_epoch", "2")
+        with pytest.raises(Superseded, match="not the controller of epoch 1 any more"):
+            registry.write([Create("/brokers/topics/visits")])
+        assert not tree.exists("/brokers/topics/visits")
+    finally:
+        registry.close()

@@ -1,0 +1,159 @@
+"""A real ZooKeeper, and a network to it that can be cut."""
+
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks import maven
+from onceflow import services
+
+VERSION = "3.8.4"
+"""The version that Apache Kafka 3.9 comes with."""
+CONFIG = """\
+tickTime=100
+minSessionTimeout=200
+maxSessionTimeout=60000
+dataDir={data}
+clientPort={port}
+clientPortAddress=127.0.0.1
+maxClientCnxns=0
+admin.enableServer=false
+"""
+LOGGING = """\
+<configuration>
+  <appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %p %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="OUT"/></root>
+</configuration>
+"""
+START_SECONDS_MAX = 60
+
+
+def jars() -> Path | None:
+    """Return the directory of the jars, filled with Maven at first; None without them."""
+    return maven.copied(f"zookeeper-{VERSION}", "zookeeper-pom.xml", zookeeper_version=VERSION)
+
+
+class ZooKeeperProcess:
+    """A ZooKeeper with its data in `directory`; use as a context."""
+
+    def __init__(self, directory: Path, classpath: Path) -> None:
+        self._directory = directory
+        self._classpath = f"{classpath}/*"
+        self.port = services.free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        config = self._directory / "zoo.cfg"
+        (self._directory / "logback.xml").write_text(LOGGING)
+        config.write_text(CONFIG.format(data=self._directory / "data", port=self.port))
+        java = str(services.find_java(self._directory / "java") / "bin" / "java")
+        main = ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
+        with (self._directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [java, "-Xmx64m", "-cp", f"{self._directory}:{self._classpath}", *main],
+                stdout=log,
+                stderr=log,
+                cwd=self._directory,
+            )
+        deadline = time.monotonic() + START_SECONDS_MAX
+        # It listens before it can serve a session, and would not respond to one.
+        while not services.is_listening(self.port, b"srvr", b"Zookeeper version"):
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                self.__exit__(None, None, None)
+                raise AssertionError((self._directory / "server.log").read_text()[-2000:])
+            time.sleep(0.02)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+
+class Link:
+    """Forwards connections to ZooKeeper while it is open; `cut` ends them and refuses others."""
+
+    def __init__(self, upstream_port: int) -> None:
+        self._upstream_port = upstream_port
+        self.port = services.free_port()
+        self._listener: socket.socket | None = None
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._run(self._accept, self._listener)
+
+    def cut(self) -> None:
+        """End all connections; return when nothing more is forwarded."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        while self._threads:
+            for end in self._ends:
+                _shut(end)
+            self._threads.pop().join(timeout=10)
+        for end in self._ends:
+            end.close()
+        self._ends.clear()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+
+    def _run(self, work: object, *arguments: object) -> None:
+        assert callable(work)
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            upstream = socket.create_connection(("127.0.0.1", self._upstream_port))
+            self._ends += [client, upstream]
+            self._run(_forward, client, upstream)
+            self._run(_forward, upstream, client)
+
+
+def _forward(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        pass
+    finally:
+        _shut(source)
+        _shut(target)
+
+
+def _shut(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
