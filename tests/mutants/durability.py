@@ -46,7 +46,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/metadata.py",
-        "        request.in_slices(finding, lambda: node.metadata.when_synced(lambda _error_code: respond()))",
+        "        request.in_slices(finding, lambda: node.metadata.when_shown(respond))",
         "        request.in_slices(finding, respond)",
         _ADMIN + "test_a_topic_is_visible_when_durable",
     ),
