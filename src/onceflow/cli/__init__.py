@@ -5,6 +5,7 @@ quickly and the base install works without Spark. `main` turns errors into the e
 """
 
 import importlib
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import click
 
 from onceflow import __version__
 from onceflow.cli.command_group import Commands
+from onceflow.cli.logs import FORMATS, is_json, print_line, use_format
 from onceflow.errors import OnceflowError, missing_package
 
 COMMANDS = {
@@ -172,6 +174,17 @@ def missing_extra(command: str, error: ModuleNotFoundError) -> OnceflowError:
     "that takes --bootstrap or --redis. Options and environment variables override it.  [default: onceflow.conf in the "
     "user's configuration directory, such as ~/.config/onceflow, if it exists]",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="text",
+    envvar="ONCEFLOW_LOG_FORMAT",
+    show_default=True,
+    show_envvar=True,
+    expose_value=False,
+    callback=use_format,
+    help="Format of notes, warnings and errors on standard error; json is one object per line.",
+)
 def onceflow(config_file: Path | None) -> None:
     """Count events exactly once, in real time: events → log → Spark → Redis → dashboard.
 
@@ -189,17 +202,25 @@ def main() -> None:
         code = onceflow.main(standalone_mode=False, prog_name="onceflow")
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        print("onceflow: interrupted", file=sys.stderr)
+        print_line("onceflow: interrupted", logging.ERROR)
         sys.exit(130)
     except UnicodeEncodeError as error:
         # A name typed in another encoding, or a terminal that cannot show its characters.
         shown = ascii(error.object[:SHOWN_CHARACTERS_MAX])
-        print(f"onceflow: {shown} cannot be written as {error.encoding}: {error.reason}", file=sys.stderr)
+        print_line(f"onceflow: {shown} cannot be written as {error.encoding}: {error.reason}", logging.ERROR)
         sys.exit(1)
     except (OnceflowError, OSError) as error:
         # An OSError names its file or address.
-        print(f"onceflow: {error}", file=sys.stderr)
+        print_line(f"onceflow: {error}", logging.ERROR)
         sys.exit(1)
+
+
+def _show(error: click.ClickException) -> None:
+    """Print a wrong usage; text has the command's usage above the message."""
+    if is_json():
+        print_line(f"onceflow: {error.format_message()}", logging.ERROR)
+    else:
+        error.show()

@@ -16,6 +16,7 @@ import click
 from onceflow.broker.settings.addresses import ANY_ADDRESS, address_text
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import GROUPS, SETTINGS, weaker_than
+from onceflow.cli.logs import use_text_with_times
 from onceflow.cli.metrics import warn_if_open
 from onceflow.errors import OnceflowError
 from onceflow.listening import is_loopback
@@ -125,7 +126,7 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
 
     Example: onceflow broker --data ./broker --listen 127.0.0.1:9092
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    use_text_with_times()
     resolved = _resolve(config_file, options)
     config = resolved.config
     if resolved.without_effect and strict_settings:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onceflow.cli.logs import print_line
 from onceflow.cli.notes import note
 from onceflow.listening import is_loopback
 
@@ -43,7 +44,7 @@ def serving_metrics(host: str, port: int | None, collect: "Callable[[], Iterable
     from onceflow.metrics_server import MetricsServer
 
     if not is_loopback(host):
-        click.echo(f"warning: {open_metrics(host, port)}", err=True)
+        print_line(f"warning: {open_metrics(host, port)}", logging.WARNING)
     server = MetricsServer(host, port, collect)
     note(f"metrics are at {server.url}")
     server.start()

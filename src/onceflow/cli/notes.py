@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from onceflow.cli.logs import is_json, print_line
+
 _META = "onceflow.quiet"
 """Key in click's context."""
 SHOWN_AFTER_S = 2.0
@@ -42,16 +44,16 @@ def _is_quiet() -> bool:
 def note(text: str) -> None:
     """Print a line on standard error, unless the command is quiet."""
     if not _is_quiet():
-        click.echo(text, err=True)
+        print_line(text)
 
 
 @contextmanager
 def progress_bar(noun: str) -> Iterator[Advance]:
     """Yield a function that shows the progress of what takes longer than two seconds, with rate and remaining time.
 
-    Shows nothing if standard error is not a terminal, or if the command is quiet.
+    Shows nothing if standard error is not a terminal, or if the command is quiet or logs JSON.
     """
-    if _is_quiet() or not sys.stderr.isatty():
+    if _is_quiet() or is_json() or not sys.stderr.isatty():
         yield _ignore
         return
     from rich.console import Console

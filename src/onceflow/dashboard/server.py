@@ -22,6 +22,7 @@ from onceflow.remedies import Remedy
 
 CONNECTIONS_MAX = 500
 HTTP: dict[str, Any] = {
+    "log_config": None,  # Errors go to the log of the command.
     "log_level": "error",
     "access_log": False,
     "server_header": False,

@@ -47,7 +47,13 @@ async def serve(
     trusted_proxies: str = "",
 ) -> None:
     """Serve until a signal; what was accepted is acknowledged or refused first. Raises ProducerFailed."""
-    options: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "ws": "none"}
+    options: dict[str, Any] = {
+        "log_config": None,  # Errors go to the log of the command.
+        "log_level": "error",
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+    }
     config = uvicorn.Config(
         create_app(endpoint, appender),
         http=bounded(connections_max),
