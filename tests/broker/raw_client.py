@@ -24,9 +24,11 @@ FETCH_VERSION = 12
 class RawClient:
     """A blocking client; `ask` builds a request from a mapping of its fields."""
 
-    def __init__(self, bootstrap: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, bootstrap: str, tls: ssl.SSLContext | None = None, *, source: str = "") -> None:
+        """Connect, from the address `source` if it is given."""
         host, _, port = bootstrap.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_SECONDS)
+        own = (source, 0) if source else None
+        self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_SECONDS, source_address=own)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._correlation_ids = itertools.count(1)

@@ -40,12 +40,11 @@ KNOWN_DIFFERENCES = {
         "shown", "not shown, and refused", "they would have no effect"
     ),
     "APIs and versions": Difference(
-        "also those of clusters, SASL, ACLs, quotas and topic ids",
+        "also those of clusters, SASL, quotas and topic ids",
         "[protocol.md](protocol.md): a plain 3.x broker's, with ListOffsets 0",
         "only supported APIs are advertised; only ListOffsets 0 returns where segments start",
     ),
     "FeatureCommand": Difference("features", "an empty table", "no features are finalized"),
-    "AclCommand": Difference("ACLs", "the client reports that the node does not support them", "there are no ACLs"),
     "indexes of the open segment": Difference(
         "preallocated files",
         "written when the segment is closed or the broker stops",

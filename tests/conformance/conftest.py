@@ -43,7 +43,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tool("java", "apt install default-jdk-headless")
     directory = tmp_path_factory.mktemp("apache") / "kafka"
     with kafka.KafkaProcess(directory, kafka_jars(kafka.VERSION), {**SETTINGS, **KAFKAS}) as running:
-        _await_coordinators(running.bootstrap)
+        await_coordinators(running.bootstrap)
         yield running.bootstrap
 
 
@@ -55,7 +55,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.bootstrap
 
 
-def _await_coordinators(bootstrap: str) -> None:
+def await_coordinators(bootstrap: str) -> None:
     """Look up coordinators, for which Kafka creates the topics of groups and transactions."""
     side = Side(bootstrap, "until the coordinators are there")
     topic = side.create_topic()

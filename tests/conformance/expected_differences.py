@@ -23,9 +23,6 @@ def _rows(cases: str, why: str, lines: Iterable[str]) -> list[Expected]:
 
 NOT_SERVED: tuple[int, ...] = (
     17,
-    29,
-    30,
-    31,
     34,
     36,
     38,
@@ -374,3 +371,32 @@ EXPECTED = [
 def patterns(case: str) -> list[str]:
     """Return the expected lines of one case."""
     return [value.line for value in EXPECTED if fnmatchcase(case, value.cases)]
+
+
+_CREATED_CONFIGS = (
+    *(f"*.configs.{name}: * → 'absent'" for name in CONFIGS_ABSENT),
+    "*.configs.min.insync.replicas.config_source: 3 → 5",
+)
+GUARDED = [
+    *_rows("CreateTopics *", UNITS, _CREATED_CONFIGS),
+    *_rows("DescribeConfigs *", UNITS, (*_CREATED_CONFIGS, "*.configs.min.insync.replicas.synonyms.*")),
+    *_rows("DescribeConfigs *", "synonyms of retention.ms", (f"*.configs.{name}.synonyms.log.*" for name in SYNONYMS)),
+    *_rows("DescribeConfigs *", "settings of the broker", ("*.configs.log.roll.ms.*",)),
+    Expected("ListOffsets 0 *", "ListOffsets 0 : 'closed the connection' → *", "APIs and versions"),
+    Expected("DescribeProducers 0 *", "*.last_timestamp: 1700000000000 → 'now'", "a producer's last timestamp"),
+    *_rows(
+        "Metadata 12 *",
+        "automatic topic creation",
+        (
+            "*-missing.error_code: 'unknown_topic_or_partition' → 'none'",
+            "*-missing.topic_id: None → 'uuid *'",
+            "*-missing.partitions.0: 'absent' → {'error_code': 'none', 'partition_index': 0, 'leader_id': 1, *",
+        ),
+    ),
+]
+"""Expected differences of requests with some permissions; a refused request has fewer of them."""
+
+
+def guarded_patterns(case: str) -> list[str]:
+    """Return the expected lines of one case of `guarded.GUARDED_CASES`."""
+    return [value.line for value in GUARDED if fnmatchcase(case, value.cases)]

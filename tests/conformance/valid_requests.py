@@ -370,6 +370,48 @@ def list_transactions(side: Side, version: int) -> None:
     side.ask_about_own(apis.LIST_TRANSACTIONS, version, state_filters=(), producer_id_filters=(), duration_filter=-1)
 
 
+def acl_fields(side: Side) -> dict[str, Any]:
+    """Return an ACL of CreateAcls."""
+    return {
+        "resource_type": 2,
+        "resource_name": side.topic,
+        "resource_pattern_type": 3,
+        "principal": "User:ada",
+        "host": "*",
+        "operation": 3,
+        "permission_type": 3,
+    }
+
+
+def acl_filter(side: Side) -> dict[str, Any]:
+    """Return a DescribeAcls, or a filter of DeleteAcls, for the ACLs of the case's topic."""
+    return {
+        "resource_type_filter": 2,
+        "resource_name_filter": side.topic,
+        "pattern_type_filter": 1,
+        "principal_filter": "User:ada",
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+    }
+
+
+def create_acls(side: Side, version: int) -> None:
+    for _ in range(2):
+        side.ask(apis.CREATE_ACLS, version, creations=[acl_fields(side)])
+
+
+def describe_acls(side: Side, version: int) -> None:
+    side.ask_quietly(apis.CREATE_ACLS, 3, creations=[acl_fields(side)])
+    side.ask(apis.DESCRIBE_ACLS, version, **acl_filter(side))
+
+
+def delete_acls(side: Side, version: int) -> None:
+    side.ask_quietly(apis.CREATE_ACLS, 3, creations=[acl_fields(side)])
+    for _ in range(2):
+        side.ask(apis.DELETE_ACLS, version, filters=[acl_filter(side)])
+
+
 VALID_REQUESTS: dict[int, Right] = {
     apis.PRODUCE: produce,
     apis.FETCH: fetch,
@@ -395,6 +437,9 @@ VALID_REQUESTS: dict[int, Right] = {
     apis.END_TXN: end_txn,
     apis.WRITE_TXN_MARKERS: write_txn_markers,
     apis.TXN_OFFSET_COMMIT: txn_offset_commit,
+    apis.DESCRIBE_ACLS: describe_acls,
+    apis.CREATE_ACLS: create_acls,
+    apis.DELETE_ACLS: delete_acls,
     apis.DESCRIBE_CONFIGS: describe_configs,
     apis.ALTER_CONFIGS: alter_configs,
     apis.DESCRIBE_LOG_DIRS: describe_log_dirs,

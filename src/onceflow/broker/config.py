@@ -135,6 +135,14 @@ class BrokerConfig:
     stop_timeout_ms: int = 5_000
     """Time that a stop waits for responses to be sent."""
 
+    # Security (broker.security)
+    authorizer_class: str = ""
+    """Kafka's name of the authorizer; empty: every request is allowed."""
+    super_users: tuple[str, ...] = ()
+    """Principals that may do everything, such as `User:admin`."""
+    allow_everyone_if_no_acl: bool = False
+    """Whether a resource that no ACL matches is allowed to every client."""
+
     # Metrics (broker.metrics)
     metrics_port: int = -1
     """Port of the metrics for Prometheus; -1: none, and no request is measured."""

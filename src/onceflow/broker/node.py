@@ -15,7 +15,10 @@ from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.work_thread import WorkThread
+from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import ResponseCache
+from onceflow.broker.security.acls import Acls
+from onceflow.broker.security.authorizer import FULL_ACCESS, Access, Authorizer
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
@@ -91,6 +94,9 @@ class Node:
         self.topics = Topics(self.node_id, config.partition_count_default, config.partitions_max)
         self.metadata_entries = MetadataEntries(self.node_id)
         self.logs = TopicLogs(config, self.partitions, directory, disk=disk, clock=clock)
+        self.acls = Acls()
+        self.authorizer = self._new_authorizer()
+        """None: every request is allowed."""
         self.metadata = self._open_metadata(registry)
         self.logs.open_topics(self.topics)
         self.groups = GroupCoordinator(clock, config)
@@ -143,6 +149,7 @@ class Node:
             return MetadataLog(
                 self.logs.open_metadata(),
                 self.topics,
+                self.acls,
                 clock=self.clock,
                 group_commit=self.group_commit,
                 disk=self.disk,
@@ -153,6 +160,18 @@ class Node:
         metadata = RegistryMetadata(registry, self.topics, on_lost=self._lose_registry)
         metadata.sync()
         return metadata
+
+    def _new_authorizer(self) -> Authorizer | None:
+        config = self.config
+        if not config.authorizer_class:
+            return None
+        return Authorizer(self.acls, config.super_users, allow_if_no_acl=config.allow_everyone_if_no_acl)
+
+    def access(self, request: Request) -> Access:
+        """Return what the client of a request may do."""
+        if self.authorizer is None:
+            return FULL_ACCESS
+        return self.authorizer.access(request.principal, request.peer_host)
 
     def _open_state_topic(self, name: str) -> StateLog:
         """Open an internal topic. One partition suffices: all state is on this broker, and one file needs one sync."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onceflow.broker.config import BrokerConfig, Endpoint
+from onceflow.broker.handlers import acls as acl_handlers
 from onceflow.broker.handlers import cluster as cluster_handlers
 from onceflow.broker.handlers import configs as config_handlers
 from onceflow.broker.handlers import delete_records as record_handlers
@@ -31,16 +32,18 @@ from onceflow.broker.network.listener import Listener
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import DecodedRequest, Request
 from onceflow.broker.node import Node
+from onceflow.broker.security.permissions import WHOLE_REQUESTS
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
 from onceflow.wire import apis
-from onceflow.wire.errors import UnsupportedVersion
+from onceflow.wire.errors import ErrorCode, UnsupportedVersion
 from onceflow.wire.frames import (
     RequestHeader,
     decode_request_in_steps,
     encode_unsupported_api_versions,
     read_request_header,
 )
+from onceflow.wire.known_produce import Known
 
 if TYPE_CHECKING:
     from onceflow.broker.metrics.exporter import Exporter
@@ -58,6 +61,7 @@ HANDLERS: Mapping[int, Handler] = {
     **topic_handlers.HANDLERS,
     **config_handlers.HANDLERS,
     **cluster_handlers.HANDLERS,
+    **acl_handlers.HANDLERS,
     **groups.HANDLERS,
     **group_offsets.HANDLERS,
     **group_admin.HANDLERS,
@@ -65,6 +69,15 @@ HANDLERS: Mapping[int, Handler] = {
     **transaction_admin.HANDLERS,
 }
 """Handlers by API key."""
+
+Refusal = Callable[[Request, ErrorCode, str | None], None]
+
+REFUSALS: Mapping[int, Refusal] = {
+    **cluster_handlers.REFUSALS,
+    **acl_handlers.REFUSALS,
+    **transaction_admin.REFUSALS,
+}
+"""Responses to requests that are refused as a whole, by API key: those of `WHOLE_REQUESTS`."""
 
 TICK_SECONDS = 0.25
 TICKS_PER_CHECK = 4
@@ -187,13 +200,16 @@ class Broker:
         node = self._node
         assert node is not None
         known = node.known_requests.find(frame)
-        if known is None:
+        if known is None or not (node.authorizer is None or self._may_repeat(known[0], connection)):
             self._parse_and_handle(frame, reply, connection)
         elif self._watch is None:
             produce_handler.handle_known(node, *known, reply)
         else:
             with self._watch.measured(apis.APIS[apis.PRODUCE].name, connection.peer):
                 produce_handler.handle_known(node, *known, reply)
+
+    def _may_repeat(self, known: Known, connection: Connection) -> bool:
+        return produce_handler.may_repeat(self.node, known, connection.principal, connection.peer_host)
 
     def _parse_and_handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         try:
@@ -209,10 +225,20 @@ class Broker:
         api = request.header.api
         request.reply.is_long_wait = api.key in LONG_WAITS
         if self._watch is None:
-            HANDLERS[api.key](self.node, request)
+            self._serve_if_allowed(request)
             return
         with self._watch.measured(api.name, connection.peer):
-            HANDLERS[api.key](self.node, request)
+            self._serve_if_allowed(request)
+
+    def _serve_if_allowed(self, request: Request) -> None:
+        """Serve a request, or refuse it as a whole."""
+        node, api_key = self.node, request.header.api.key
+        if node.authorizer is not None and api_key in WHOLE_REQUESTS:
+            access = node.access(request)
+            if not any(map(access.may_on_cluster, WHOLE_REQUESTS[api_key])):
+                REFUSALS[api_key](request, ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
+                return
+        HANDLERS[api_key](node, request)
 
     def _decode(self, frame: memoryview) -> Generator[int, None, Handle]:
         """Decode a large request (`connection.Decode`), except Fetch, whose handler has a faster parser."""

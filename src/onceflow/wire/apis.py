@@ -31,6 +31,9 @@ ADD_OFFSETS_TO_TXN = 25
 END_TXN = 26
 WRITE_TXN_MARKERS = 27
 TXN_OFFSET_COMMIT = 28
+DESCRIBE_ACLS = 29
+CREATE_ACLS = 30
+DELETE_ACLS = 31
 DESCRIBE_CONFIGS = 32
 ALTER_CONFIGS = 33
 DESCRIBE_LOG_DIRS = 35
@@ -94,6 +97,9 @@ _ROWS = (
     (END_TXN, "EndTxn", 0, 3, 3),
     (WRITE_TXN_MARKERS, "WriteTxnMarkers", 1, 1, 1),
     (TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 3, 3),
+    (DESCRIBE_ACLS, "DescribeAcls", 1, 3, 2),
+    (CREATE_ACLS, "CreateAcls", 1, 3, 2),
+    (DELETE_ACLS, "DeleteAcls", 1, 3, 2),
     (DESCRIBE_CONFIGS, "DescribeConfigs", 1, 4, 4),
     (ALTER_CONFIGS, "AlterConfigs", 0, 2, 2),
     (DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 4, 2),

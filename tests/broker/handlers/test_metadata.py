@@ -54,9 +54,9 @@ def test_metadata_work_of_a_turn_is_bounded(tmp_path: Path, monkeypatch: pytest.
         counter = TurnCounter(loop)
 
         def counted(
-            entries: MetadataEntries, topic: Topic, count: int, version: int, *, authorized: bool
+            entries: MetadataEntries, topic: Topic, count: int, version: int, *, operations: int
         ) -> tuple[bytes, int]:
-            return counter.entry(encode(entries, topic, count, version, authorized=authorized))
+            return counter.entry(encode(entries, topic, count, version, operations=operations))
 
         created: asyncio.Future[Any] = loop.create_future()
         broker.node.topic_operations.create(

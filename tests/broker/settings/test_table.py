@@ -78,6 +78,12 @@ def test_finer_unit_takes_precedence() -> None:
     assert configured(log_roll_hours="2").log.segment_ms == 7_200_000
 
 
+def test_authorizer_needs_the_log_of_one_broker() -> None:
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    with pytest.raises(SettingRefused, match="ACLs are in the log of one broker"):
+        configured(authorizer_class_name=authorizer, zookeeper_connect="127.0.0.1:2181")
+
+
 def test_values_round_trip_as_text() -> None:
     for setting in SETTINGS.values():
         text = setting.value(DEFAULTS)
@@ -127,7 +133,10 @@ def test_values_round_trip_as_text() -> None:
         ("ssl.principal.mapping.rules", "RULE:x", "has an invalid rule: RULE:x"),
         ("listener.name.inside.ssl.client.auth", "required", "INSIDE is not one of the listeners PLAINTEXT"),
         ("listener.name.plaintext.max.connections", "1", "a listener's own settings are those of TLS"),
-        ("super.users", "User:a", "super.users is not supported: there is no authentication"),
+        ("super.users", "User:a", "super.users has no effect without authorizer.class.name=org.apache.kafka."),
+        ("super.users", "ada", "super.users=ada is not principals such as User:admin, separated by semicolons"),
+        ("allow.everyone.if.no.acl.found", "true", "has no effect without authorizer.class.name=org.apache.kafka."),
+        ("authorizer.class.name", "kafka.security.authorizer.AclAuthorizer", "is not org.apache.kafka.metadata."),
     ],
 )
 def test_invalid_settings_are_refused_with_remedy(name: str, text: str, message: str) -> None:
@@ -334,7 +343,7 @@ def test_listed_settings_are_a_valid_file(tmp_path: Path) -> None:
     assert listed.exit_code == 0
     given = parse_properties(listed.stdout)
     stronger = {"node.id", "log.retention.minutes", "log.retention.ms", "log.roll.ms"}
-    unset = {name for name, setting in SETTINGS.items() if setting.default is None}
+    unset = {name for name, setting in SETTINGS.items() if not setting.default}
     assert {"log.dirs", "advertised.listeners", "cluster.id", "ssl.keystore.location"} < unset
     assert given.keys() == SETTINGS.keys() - unset - stronger
     assert {f"#{name}={SETTINGS[name].default}" for name in stronger} <= set(listed.stdout.splitlines())

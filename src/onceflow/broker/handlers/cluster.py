@@ -12,6 +12,7 @@ from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
 from onceflow.broker.loop.background import reporting_failure, run_in_thread
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import cluster_operations
 from onceflow.broker.storage.partitions import Partition
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -19,8 +20,6 @@ from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_s
 
 BROKER_ENDPOINT = 1
 CONTROLLER_ENDPOINT = 2
-CLUSTER_OPERATIONS = 8096
-"""All AclOperation values for a cluster, as bits: Kafka's response without an authorizer."""
 OPERATIONS_NOT_REQUESTED = -(2**31)
 NO_TAGS = b"\x00"
 WORK_PER_PARTITION = 2
@@ -38,7 +37,9 @@ def handle_describe_cluster(node: Node, request: Request) -> None:
     if endpoint != BROKER_ENDPOINT:
         _refuse_endpoint(request, endpoint)
         return
-    operations = CLUSTER_OPERATIONS if body.include_cluster_authorized_operations else OPERATIONS_NOT_REQUESTED
+    operations = OPERATIONS_NOT_REQUESTED
+    if body.include_cluster_authorized_operations:
+        operations = cluster_operations(node.access(request))
     request.respond(
         error_code=ErrorCode.none,
         error_message=None,
@@ -82,6 +83,11 @@ def handle_describe_log_dirs(node: Node, request: Request) -> None:
 
     failed = request.reply.close_connection
     run_in_thread(node.housekeeping_thread, lambda: os.statvfs(directory), reporting_failure(failed, measured), failed)
+
+
+def refuse_describe_log_dirs(request: Request, error_code: ErrorCode, _message: str | None) -> None:
+    """Refuse a DescribeLogDirs request; before version 3 its response has no error of its own."""
+    request.respond(error_code=error_code, results=())
 
 
 def _around_log_dir(request: Request, path: str, volume: os.statvfs_result) -> tuple[bytes, bytes]:
@@ -133,6 +139,22 @@ def handle_list_reassignments(node: Node, request: Request) -> None:
     request.respond(error_code=ErrorCode.none, error_message=None, topics=())
 
 
+def refuse_list_reassignments(request: Request, error_code: ErrorCode, message: str | None) -> None:
+    """Refuse a ListPartitionReassignments request, with an empty entry for each of its partitions."""
+    nothing = {"replicas": (), "adding_replicas": (), "removing_replicas": ()}
+    request.respond(
+        error_code=error_code,
+        error_message=message,
+        topics=[
+            {
+                "name": topic.name,
+                "partitions": [{"partition_index": index, **nothing} for index in topic.partition_indexes],
+            }
+            for topic in request.decode().topics or ()
+        ],
+    )
+
+
 def handle_elect_leaders(node: Node, request: Request) -> None:
     """Serve one ElectLeaders request: the one replica of every partition is its leader already."""
     body = request.decode()
@@ -154,6 +176,21 @@ def handle_elect_leaders(node: Node, request: Request) -> None:
     )
 
 
+def refuse_elect_leaders(request: Request, error_code: ErrorCode, message: str | None) -> None:
+    """Refuse an ElectLeaders request, with the error for each of its partitions."""
+    refused = {"error_code": error_code, "error_message": message}
+    request.respond(
+        error_code=error_code,
+        replica_election_results=[
+            {
+                "topic": topic.topic,
+                "partition_result": [{"partition_id": index, **refused} for index in topic.partitions],
+            }
+            for topic in request.decode().topic_partitions or ()
+        ],
+    )
+
+
 def _elected(node: Node, topic: str, index: int, election_type: int) -> dict[str, Any]:
     if election_type not in ELECTION_TYPES:
         code, message = ErrorCode.invalid_request, f"Unknown election type {election_type}"
@@ -171,4 +208,9 @@ HANDLERS = {
     apis.DESCRIBE_LOG_DIRS: handle_describe_log_dirs,
     apis.LIST_PARTITION_REASSIGNMENTS: handle_list_reassignments,
     apis.ELECT_LEADERS: handle_elect_leaders,
+}
+REFUSALS = {
+    apis.DESCRIBE_LOG_DIRS: refuse_describe_log_dirs,
+    apis.LIST_PARTITION_REASSIGNMENTS: refuse_list_reassignments,
+    apis.ELECT_LEADERS: refuse_elect_leaders,
 }

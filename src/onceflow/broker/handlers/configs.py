@@ -15,11 +15,13 @@ from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_
 from onceflow.broker.loop.background import reporting_failure
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
 from onceflow.broker.topics.configs import TOPIC_CONFIGS, ConfigType, list_items
 from onceflow.broker.topics.operations import Changed, Wish
 from onceflow.broker.topics.topics import Topic, TopicRefused, check_name
 from onceflow.remedies import Remedy
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 
 TOPIC = 2
@@ -55,10 +57,11 @@ def handle_describe(node: Node, request: Request) -> None:
     """Serve one DescribeConfigs request, once the present configurations are durable."""
     body = request.decode()
     resources: list[tuple[Any, Topic | TopicRefused | None]] = []
+    access = node.access(request)
 
     def find() -> Iterator[int]:
         for resource in body.resources:
-            resources.append((resource, _wanted_topic(node, resource)))
+            resources.append((resource, _wanted_topic(node, access, resource)))
             yield WORK_PER_FOUND
 
     def results() -> Iterator[Element]:
@@ -74,16 +77,25 @@ def handle_describe(node: Node, request: Request) -> None:
     )
 
 
-def _wanted_topic(node: Node, resource: Any) -> Topic | TopicRefused | None:
-    """Return a copy of the topic taken before the wait for durability, or its error; None for a broker."""
-    if resource.resource_type != TOPIC:
-        return None
+def _wanted_topic(node: Node, access: Access, resource: Any) -> Topic | TopicRefused | None:
+    """Return a copy of the topic taken before the wait for durability, or the resource's error; None for a broker."""
     try:
+        _check_access(access, AclOperation.DESCRIBE_CONFIGS, resource)
+        if resource.resource_type != TOPIC:
+            return None
         topic = _topic(node, resource.resource_name)
     except TopicRefused as error:
         # Thousands of tracebacks would keep all their frames, and slow down the garbage collector.
         return error.with_traceback(None)
     return replace(topic, configs=dict(topic.configs))
+
+
+def _check_access(access: Access, operation: AclOperation, resource: Any) -> None:
+    """Raise TopicRefused if the client may not do the operation; other types of resources have no configuration."""
+    if resource.resource_type == TOPIC and not access.may(operation, ResourceType.TOPIC, resource.resource_name):
+        raise TopicRefused(ErrorCode.topic_authorization_failed, "Topic authorization failed.")
+    if resource.resource_type == BROKER and not access.may_on_cluster(operation):
+        raise TopicRefused(ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
 
 
 def _described(node: Node, resource: Any, topic: Topic | TopicRefused | None, body: Any) -> dict[str, Any]:
@@ -157,9 +169,10 @@ def _alter(node: Node, request: Request, change: Change) -> None:
     body = request.decode()
     counts = Counter((resource.resource_type, resource.resource_name) for resource in body.resources)
     all_wanted: list[_Wanted] = []
+    access = node.access(request)
 
     def find() -> list[Wish]:
-        all_wanted.extend(_wanted(node, resource, counts, change) for resource in body.resources)
+        all_wanted.extend(_wanted(node, access, resource, counts, change) for resource in body.resources)
         return [
             (resource.topic, resource.configs)
             for resource in all_wanted
@@ -174,10 +187,13 @@ def _alter(node: Node, request: Request, change: Change) -> None:
     node.topic_operations.alter_configs(find, respond, failed=failed, validate_only=body.validate_only)
 
 
-def _wanted(node: Node, resource: Any, counts: Mapping[tuple[int, str], int], change: Change) -> _Wanted:
+def _wanted(
+    node: Node, access: Access, resource: Any, counts: Mapping[tuple[int, str], int], change: Change
+) -> _Wanted:
     key = (resource.resource_type, resource.resource_name)
     try:
         _check_resource(resource, counts[key])
+        _check_access(access, AclOperation.ALTER_CONFIGS, resource)
         if resource.resource_type != TOPIC:
             _check_unchanged(node, resource)
             return _Wanted(*key)

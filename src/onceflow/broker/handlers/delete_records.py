@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from onceflow.broker.network.request import Request, close_unless_responded
@@ -10,6 +10,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.storage.partitions import Partition, when_ends_synced
 from onceflow.broker.topics.topics import INTERNAL_TOPICS
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -24,15 +25,21 @@ def handle_delete_records(node: Node, request: Request) -> None:
     An offset is compared with the log's end only when everything appended before the request is synced.
     """
     body = request.decode()
+    access = node.access(request)
+    allowed = {topic.name for topic in body.topics if access.may(AclOperation.DELETE, ResourceType.TOPIC, topic.name)}
 
     when_ends_synced(
-        request.reply, _partitions_by_end(node, body), lambda errors: _delete_records(node, request, body, errors)
+        request.reply,
+        _partitions_by_end(node, body, allowed),
+        lambda errors: _delete_records(node, request, body, errors, allowed),
     )
 
 
-def _partitions_by_end(node: Node, body: Any) -> Iterator[Partition]:
+def _partitions_by_end(node: Node, body: Any, allowed: Set[str]) -> Iterator[Partition]:
     """Yield the partitions of a request with a new start that depends on unsynced records."""
     for topic in body.topics:
+        if topic.name not in allowed:
+            continue
         for entry in topic.partitions:
             partition = node.partitions.get(topic.name, entry.partition_index)
             if partition is not None and not _is_synced(partition, entry.offset):
@@ -43,12 +50,19 @@ def _is_synced(partition: Partition, offset: int) -> bool:
     return 0 <= offset <= partition.log.high_watermark
 
 
-def _delete_records(node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+def _delete_records(
+    node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode], allowed: Set[str]
+) -> None:
     log_starts: dict[Partition, int] = {}
     topics = [
         {
             "name": topic.name,
-            "partitions": [_decide(node, topic.name, entry, log_starts, errors) for entry in topic.partitions],
+            "partitions": [
+                _decide(node, topic.name, entry, log_starts, errors)
+                if topic.name in allowed
+                else _result(entry, ErrorCode.topic_authorization_failed)
+                for entry in topic.partitions
+            ],
         }
         for topic in body.topics
     ]
@@ -83,6 +97,10 @@ def _decide(
         assert partition is not None
         wanted = partition.log.high_watermark if entry.offset == HIGH_WATERMARK else entry.offset
         log_starts[partition] = max(wanted, log_starts.get(partition, 0))
+    return _result(entry, error_code)
+
+
+def _result(entry: Any, error_code: ErrorCode) -> dict[str, Any]:
     return {"partition_index": entry.partition_index, "low_watermark": NO_OFFSET, "error_code": error_code}
 
 

@@ -21,11 +21,13 @@ from onceflow.broker.loop.deferred import LARGE_REQUEST_BYTES
 from onceflow.broker.network.reply import Piece
 from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
 from onceflow.broker.storage.partitions import Partition
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
 from onceflow.wire import apis, fetch
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import FetchPartition, FetchRequest, PartitionResponse
 
@@ -37,8 +39,17 @@ FULL_SESSION_EPOCHS = (0, -1)
 WORK_PER_PARTITION = 4
 """Approximate microseconds to read a partition."""
 
-EMPTY_ABORTED = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_server_error)
+EMPTY_ABORTED = (
+    ErrorCode.unknown_topic_or_partition,
+    ErrorCode.unknown_server_error,
+    ErrorCode.topic_authorization_failed,
+)
 """Errors with an empty list of aborted transactions; for all others Kafka sends null (FetchResponse)."""
+
+
+_REFUSED = ErrorCode.topic_authorization_failed
+
+TopicResponse = tuple[str, list[PartitionResponse]]
 
 
 class ReadResult:
@@ -47,7 +58,7 @@ class ReadResult:
     __slots__ = ("errors", "is_final", "responses", "size_bytes", "slices")
 
     def __init__(self) -> None:
-        self.responses: list[tuple[str, list[PartitionResponse]]] = []
+        self.responses: list[TopicResponse] = []
         self.slices: list[Slice] = []
         self.size_bytes = 0
         self.is_final = False
@@ -65,6 +76,7 @@ class PendingFetch:
         "_max_bytes",
         "_moved",
         "_node",
+        "_refused",
         "_request",
         "_request_bytes",
         "_size_bytes",
@@ -74,10 +86,14 @@ class PendingFetch:
         "_watched",
     )
 
-    def __init__(self, node: Node, request: Request, body: fetch.FetchRequest) -> None:
+    def __init__(
+        self, node: Node, request: Request, body: fetch.FetchRequest, refused: Sequence[TopicResponse] = ()
+    ) -> None:
         self._node = node
         self._request = request
         self._body = body
+        self._refused = refused
+        """Responses of topics that the client may not read; they come last, and the others are waited for."""
         self._max_bytes = min(body.max_bytes, node.config.fetch_bytes_max)
         self._wanted_bytes = min(body.min_bytes, self._max_bytes)
         self._watched: dict[Partition, FetchPartition] = {}
@@ -92,7 +108,7 @@ class PendingFetch:
 
     def start(self) -> None:
         """Respond now, or start to wait; a large fetch waits at least for its turn."""
-        if self._request_bytes > LARGE_REQUEST_BYTES:
+        if self._request_bytes > LARGE_REQUEST_BYTES and self._body.topics:
             self._is_due = self._body.max_wait_ms <= 0
             self._park()
             self._read_all_soon()
@@ -269,6 +285,8 @@ class PendingFetch:
         for error_code in result.errors or ():
             self._request.reply.count_error(error_code)
         header = self._request.header
+        if self._refused:
+            result.responses += self._refused
         pieces = fetch.encode_response(header.version, header.correlation_id, result.responses)
         self._request.reply.send(_interleave(pieces, result.slices))
 
@@ -281,8 +299,25 @@ def handle(node: Node, request: Request) -> None:
         _refuse(request, ErrorCode.fetch_session_id_not_found, [])
     elif body.isolation_level not in (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED):
         _refuse(request, ErrorCode.unknown_server_error, body.topics)
-    else:
+    elif node.authorizer is None:
         PendingFetch(node, request, _distinct(body)).start()
+    else:
+        allowed, refused = _split(node.access(request), request, _distinct(body))
+        PendingFetch(node, request, allowed, refused).start()
+
+
+def _split(access: Access, request: Request, body: FetchRequest) -> tuple[FetchRequest, list[TopicResponse]]:
+    """Return the request without the topics that the client may not read, and the responses of those."""
+    if body.replica_id >= 0:
+        may_read = dict.fromkeys(dict(body.topics), access.may_on_cluster(AclOperation.CLUSTER_ACTION))
+    else:
+        may_read = {name: access.may(AclOperation.READ, ResourceType.TOPIC, name) for name in dict(body.topics)}
+    refused = []
+    for name, partitions in body.topics:
+        if not may_read[name]:
+            refused.append((name, [_error(ReadResult(), wanted, _REFUSED) for wanted in partitions]))
+            request.reply.count_error(_REFUSED)
+    return body._replace(topics=[topic for topic in body.topics if may_read[topic[0]]]), refused
 
 
 def _distinct(request: FetchRequest) -> FetchRequest:

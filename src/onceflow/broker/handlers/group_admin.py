@@ -11,11 +11,10 @@ from onceflow.broker.handlers.sliced_responses import Element, encoded, once_dur
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, append_string
 
-GROUP_OPERATIONS = 3400
-"""All AclOperation values for a group, as bits: Kafka's response without an authorizer."""
 OPERATIONS_NOT_REQUESTED = -(2**31)
 ABSENCE_REPORTED_FROM = 6
 """First version with an error for a nonexistent group (KIP-1043)."""
@@ -30,17 +29,21 @@ WORK_PER_LISTED_GROUP = 3
 def handle_describe_groups(node: Node, request: Request) -> None:
     """Serve one DescribeGroups request; a nonexistent group is dead, and an error from version 6 on."""
     body = request.decode()
-    is_authorized = getattr(body, "include_authorized_operations", False)
-    operations = GROUP_OPERATIONS if is_authorized else OPERATIONS_NOT_REQUESTED
+    access = node.access(request)
+    shows_operations = getattr(body, "include_authorized_operations", False)
+    is_absence_an_error = request.version >= ABSENCE_REPORTED_FROM
 
     def refuse(error_code: ErrorCode) -> None:
         request.respond(groups=[_undescribed(group_id, error_code) for group_id in body.groups])
 
     def groups() -> Iterator[Element]:
         for group_id in body.groups:
-            described = _described(node, group_id, is_absence_an_error=request.version >= ABSENCE_REPORTED_FROM)
-            if not described["error_code"]:
-                described["authorized_operations"] = operations
+            if access.may(AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
+                described = _described(node, group_id, is_absence_an_error=is_absence_an_error)
+            else:
+                described = _undescribed(group_id, ErrorCode.group_authorization_failed)
+            if shows_operations and not described["error_code"]:
+                described["authorized_operations"] = access.operations(ResourceType.GROUP, group_id)
             yield encoded(request, "groups", described), WORK_PER_GROUP * (1 + len(described["members"]))
 
     refusal = node.group_requests.error_code
@@ -100,6 +103,8 @@ def handle_list_groups(node: Node, request: Request) -> None:
     wanted = {state.lower() for state in getattr(body, "states_filter", ())}
     types = {group_type.lower() for group_type in getattr(body, "types_filter", ())}
     is_type_wanted = not types or TYPE in types
+    access = node.access(request)
+    sees_all = access.may_on_cluster(AclOperation.DESCRIBE)
 
     def refuse(error_code: ErrorCode) -> None:
         request.respond(error_code=error_code, groups=())
@@ -108,6 +113,8 @@ def handle_list_groups(node: Node, request: Request) -> None:
         for group in list(node.groups.groups.values()):
             is_there = is_type_wanted and group.state is not GroupState.DEAD
             is_wanted = is_there and (not wanted or group.state.value.lower() in wanted)
+            if is_wanted and not sees_all:
+                is_wanted = access.may(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
             yield (_listed(request, group) if is_wanted else b""), WORK_PER_LISTED_GROUP
 
     refusal = node.group_requests.error_code
@@ -136,23 +143,32 @@ def _listed(request: Request, group: Group) -> bytes:
 def handle_delete_groups(node: Node, request: Request) -> None:
     """Serve one DeleteGroups request: groups without members, and their offsets, all in one batch."""
     body = request.decode()
+    access = node.access(request)
     records: list[GroupRecord] = []
     error_codes: dict[str, ErrorCode] = {}
     for group_id in dict.fromkeys(body.groups_names):
-        error_codes[group_id] = node.groups.delete_error(group_id)
+        is_allowed = access.may(AclOperation.DELETE, ResourceType.GROUP, group_id)
+        error_codes[group_id] = (
+            node.groups.delete_error(group_id) if is_allowed else ErrorCode.group_authorization_failed
+        )
         if not error_codes[group_id]:
             records += node.groups.decide_delete(group_id)
 
     def respond(refusal: ErrorCode) -> None:
         request.respond(
             results=[
-                {"group_id": group_id, "error_code": refusal or error_code}
+                {"group_id": group_id, "error_code": _delete_error(refusal, error_code)}
                 for group_id, error_code in error_codes.items()
             ]
         )
 
     # The response waits until the absence of a group is durable, as with every other result.
     node.group_requests.record(records, respond)
+
+
+def _delete_error(refusal: ErrorCode, error_code: ErrorCode) -> ErrorCode:
+    """Return the error of one group; a missing permission comes before the coordinator's refusal."""
+    return error_code if error_code == ErrorCode.group_authorization_failed else refusal or error_code
 
 
 HANDLERS = {

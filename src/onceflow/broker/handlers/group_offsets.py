@@ -1,14 +1,16 @@
 """APIs of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
-from onceflow.broker.handlers.groups import instance_id_of
+from onceflow.broker.handlers.groups import group_refusal, instance_id_of
 from onceflow.broker.handlers.sliced_responses import Element, Send, at_once, once_durable, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
 
@@ -29,7 +31,10 @@ PartitionErrors = list[tuple[str, list[tuple[int, ErrorCode]]]]
 def handle_offset_commit(node: Node, request: Request) -> None:
     """Serve one OffsetCommit request; all its offsets are recorded in one batch."""
     body = request.decode()
-    error_code = node.group_requests.error_code or node.groups.commit_error(
+    access = node.access(request)
+    error_code = group_refusal(node, request, body.group_id)
+    is_group_allowed = error_code != ErrorCode.group_authorization_failed
+    error_code = error_code or node.groups.commit_error(
         body.group_id, body.member_id, body.generation_id_or_member_epoch, instance_id_of(body)
     )
     retention_ms = _retention_ms(body)
@@ -37,14 +42,16 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     results: PartitionErrors = []
     for topic in body.topics:
         results.append((topic.name, []))
+        is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
+        refusal = ErrorCode.topic_authorization_failed if is_group_allowed and not is_allowed else error_code
         for entry in topic.partitions:
-            code = error_code or offset_error(node, topic.name, entry.partition_index, entry.committed_metadata)
+            code = refusal or offset_error(node, topic.name, entry.partition_index, entry.committed_metadata)
             results[-1][1].append((entry.partition_index, ErrorCode(code)))
             if code == ErrorCode.none:
                 records.append(commit_record(node, body.group_id, topic.name, entry, retention_ms))
 
-    def respond(refusal: ErrorCode = ErrorCode.none) -> None:
-        request.respond(topics=_errors_by_topic(results, refusal))
+    def respond(failure: ErrorCode = ErrorCode.none) -> None:
+        request.respond(topics=_errors_by_topic(results, failure))
 
     if records:
         node.group_requests.record(records, respond)
@@ -96,19 +103,33 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
     """Serve one OffsetFetch request; it waits until the offsets in its response are durable."""
     body = request.decode()
     is_stable = getattr(body, "require_stable", False)
+    access = node.access(request)
 
-    def respond(error_code: ErrorCode, when_built: Callable[[Send], None]) -> None:
-        def offsets_of(group: Any) -> Offsets:
+    def respond(failure: ErrorCode, when_built: Callable[[Send], None]) -> None:
+        def error_of(group: Any) -> ErrorCode:
+            is_allowed = access.may(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
+            return failure if is_allowed else ErrorCode.group_authorization_failed
+
+        def offsets_of(group: Any, error_code: ErrorCode) -> Offsets:
+            if error_code == ErrorCode.group_authorization_failed and request.version >= ERROR_FROM_OFFSET_FETCH:
+                return ()
             if error_code:
                 return _refused(group.topics, error_code)
-            return _offsets(node, group.group_id, group.topics, is_stable=is_stable)
+            return _offsets(node, access, group.group_id, group.topics, is_stable=is_stable)
+
+        def groups() -> Iterator[Element]:
+            for group in body.groups:
+                error_code = error_of(group)
+                yield _group_element(request, group, offsets_of(group, error_code), error_code)
 
         head = INT32.pack(0) if request.version >= THROTTLED_FROM_OFFSET_FETCH else b""
         tail = tags_of(request)
         if request.version >= BATCHED_FROM_OFFSET_FETCH:
-            elements = (_group_element(request, group, offsets_of(group), error_code) for group in body.groups)
+            elements = groups()
         else:
-            elements = (_topic_element(request, name, offsets) for name, offsets in offsets_of(body))
+            error_code = error_of(body)
+            offsets = offsets_of(body, error_code)
+            elements = (_topic_element(request, name, partitions) for name, partitions in offsets)
             if request.version >= ERROR_FROM_OFFSET_FETCH:
                 tail = INT16.pack(error_code) + tail
         respond_in_slices(request, head, elements, tail, when_built=when_built)
@@ -124,7 +145,8 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
         respond(ErrorCode.none, once_durable(node.group_requests.settle_in_time, refuse))
 
 
-def _offsets(node: Node, group_id: str, asked_topics: Any, *, is_stable: bool) -> Offsets:
+def _offsets(node: Node, access: Access, group_id: str, asked_topics: Any, *, is_stable: bool) -> Offsets:
+    """Return a group's offsets; a list of all leaves out topics that the client may not describe."""
     group = node.groups.groups.get(group_id)
     offsets = group.offsets if group is not None else {}
     wanted: Iterable[tuple[str, Iterable[int]]]
@@ -132,22 +154,25 @@ def _offsets(node: Node, group_id: str, asked_topics: Any, *, is_stable: bool) -
         by_topic: dict[str, list[int]] = {}
         for topic, index in offsets:
             by_topic.setdefault(topic, []).append(index)
-        wanted = by_topic.items()
+        wanted = [
+            entry for entry in by_topic.items() if access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, entry[0])
+        ]
     else:
         wanted = [(topic.name, topic.partition_indexes) for topic in asked_topics]
     unstable = node.groups.pending.of_group(group_id) if is_stable else frozenset()
-    return [
-        (
-            topic,
-            [
-                (index, NO_OFFSET, ErrorCode.unstable_offset_commit)
-                if (topic, index) in unstable
-                else (index, offsets.get((topic, index), NO_OFFSET), ErrorCode.none)
-                for index in indexes
-            ],
-        )
-        for topic, indexes in wanted
-    ]
+
+    def offset_of(topic: str, index: int) -> Offset:
+        if (topic, index) in unstable:
+            return index, NO_OFFSET, ErrorCode.unstable_offset_commit
+        return index, offsets.get((topic, index), NO_OFFSET), ErrorCode.none
+
+    results: list[tuple[str, Sequence[Offset]]] = []
+    for topic, indexes in wanted:
+        if asked_topics is None or access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, topic):
+            results.append((topic, [offset_of(topic, index) for index in indexes]))
+        else:
+            results.append((topic, [(index, NO_OFFSET, ErrorCode.topic_authorization_failed) for index in indexes]))
+    return results
 
 
 def _refused(topics: Any, error_code: ErrorCode) -> Offsets:
@@ -174,7 +199,7 @@ def _topic_element(request: Request, name: str, offsets: Sequence[Offset]) -> El
     append_string(buffer, name, flexible=flexible)
     append_count(buffer, len(offsets), flexible=flexible)
     for index, commit, error_code in offsets:
-        if error_code == ErrorCode.unstable_offset_commit:
+        if error_code in (ErrorCode.unstable_offset_commit, ErrorCode.topic_authorization_failed):
             request.reply.count_error(error_code)
         assert commit.offset is not None
         buffer += INT32.pack(index) + INT64.pack(commit.offset)
@@ -188,17 +213,29 @@ def _topic_element(request: Request, name: str, offsets: Sequence[Offset]) -> El
 def handle_offset_delete(node: Node, request: Request) -> None:
     """Serve one OffsetDelete request (KIP-496): offsets in topics that no member of the group reads."""
     body = request.decode()
-    refusal = node.group_requests.error_code or node.groups.offset_delete_error(body.group_id)
+    access = node.access(request)
+    refusal = group_refusal(node, request, body.group_id, AclOperation.DELETE)
+    refusal = refusal or node.groups.offset_delete_error(body.group_id)
     if refusal:
         request.respond(error_code=refusal, topics=[])
         return
-    places = [(topic.name, entry.partition_index) for topic in body.topics for entry in topic.partitions]
+    is_allowed = {topic.name: access.may(AclOperation.READ, ResourceType.TOPIC, topic.name) for topic in body.topics}
+    places = [
+        (topic.name, entry.partition_index)
+        for topic in body.topics
+        if is_allowed[topic.name]
+        for entry in topic.partitions
+    ]
     known = {place for place in places if node.partitions.get(*place) is not None}
     records, error_codes = node.groups.decide_delete_offsets(body.group_id, places, known)
+    refused = ErrorCode.topic_authorization_failed
     results: PartitionErrors = [
         (
             topic.name,
-            [(entry.partition_index, error_codes[topic.name, entry.partition_index]) for entry in topic.partitions],
+            [
+                (entry.partition_index, error_codes.get((topic.name, entry.partition_index), refused))
+                for entry in topic.partitions
+            ],
         )
         for topic in body.topics
     ]

@@ -7,10 +7,16 @@ from onceflow.broker.groups.outcome import JoinRequest, Leaving, SyncRequest
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 
 KEY_TYPE_GROUP = 0
 KEY_TYPE_TRANSACTION = 1
+KEY_RESOURCES = {
+    KEY_TYPE_GROUP: (ResourceType.GROUP, ErrorCode.group_authorization_failed),
+    KEY_TYPE_TRANSACTION: (ResourceType.TRANSACTIONAL_ID, ErrorCode.transactional_id_authorization_failed),
+}
+"""Key type of FindCoordinator → type of the resource, and its error without permission."""
 KNOWN_MEMBER_ID_FROM = 4
 NULLABLE_PROTOCOL_FROM = 7
 SKIP_ASSIGNMENT_FROM = 9
@@ -24,20 +30,41 @@ NO_ERROR = "NONE"
 def handle_find_coordinator(node: Node, request: Request) -> None:
     """Serve one FindCoordinator request: this broker is the coordinator of every group and transaction."""
     body = request.decode()
-    keys = body.coordinator_keys if request.version >= BATCHED_FROM_FIND_COORDINATOR else (body.key,)
-    if getattr(body, "key_type", KEY_TYPE_GROUP) in (KEY_TYPE_GROUP, KEY_TYPE_TRANSACTION):
-        coordinator = {
-            "error_code": ErrorCode.none,
-            "error_message": "" if request.version >= BATCHED_FROM_FIND_COORDINATOR else NO_ERROR,
-            "node_id": node.node_id,
-            "host": request.endpoint.host,
-            "port": request.endpoint.port,
-        }
+    is_batched = request.version >= BATCHED_FROM_FIND_COORDINATOR
+    keys = body.coordinator_keys if is_batched else (body.key,)
+    key_type = getattr(body, "key_type", KEY_TYPE_GROUP)
+    here = {
+        "error_code": ErrorCode.none,
+        "error_message": "" if is_batched else NO_ERROR,
+        "node_id": node.node_id,
+        "host": request.endpoint.host,
+        "port": request.endpoint.port,
+    }
+    if key_type in KEY_RESOURCES:
+        resource_type, refusal = KEY_RESOURCES[key_type]
+        access = node.access(request)
+        nowhere = _no_coordinator(refusal, "" if is_batched else f"{resource_type.spelled} authorization failed.")
+        coordinators = [here if access.may(AclOperation.DESCRIBE, resource_type, key) else nowhere for key in keys]
     else:
-        message = f"key type {body.key_type} is not supported: only groups (0) and transactions (1) have a coordinator"
-        code = ErrorCode.invalid_request
-        coordinator = {"error_code": code, "error_message": message, "node_id": -1, "host": "", "port": -1}
-    request.respond(**coordinator, coordinators=[{**coordinator, "key": key} for key in keys])
+        message = f"key type {key_type} is not supported: only groups (0) and transactions (1) have a coordinator"
+        coordinators = [_no_coordinator(ErrorCode.invalid_request, message)] * len(keys)
+    request.respond(
+        **(here if is_batched else coordinators[0]),
+        coordinators=[{**coordinator, "key": key} for key, coordinator in zip(keys, coordinators, strict=True)],
+    )
+
+
+def _no_coordinator(error_code: ErrorCode, message: str) -> dict[str, Any]:
+    return {"error_code": error_code, "error_message": message, "node_id": -1, "host": "", "port": -1}
+
+
+def group_refusal(
+    node: Node, request: Request, group_id: str, operation: AclOperation = AclOperation.READ
+) -> ErrorCode:
+    """Return the error of a request for a group without permission, or while no group can be served."""
+    if not node.access(request).may(operation, ResourceType.GROUP, group_id):
+        return ErrorCode.group_authorization_failed
+    return node.group_requests.error_code
 
 
 def handle_join(node: Node, request: Request) -> None:
@@ -60,9 +87,10 @@ def handle_join(node: Node, request: Request) -> None:
             ],
         )
 
-    refusal = node.group_requests.error_code
+    refusal = group_refusal(node, request, body.group_id)
     if refusal:
-        respond(JoinResponse(refusal, body.member_id))
+        is_unauthorized = refusal == ErrorCode.group_authorization_failed
+        respond(JoinResponse(refusal, "" if is_unauthorized else body.member_id))
     else:
         node.group_requests.execute(node.groups.join(_join_request(request, body), respond))
 
@@ -109,7 +137,7 @@ def handle_sync(node: Node, request: Request) -> None:
         )
 
     protocol_type, protocol = getattr(body, "protocol_type", None), getattr(body, "protocol_name", None)
-    refusal = node.group_requests.error_code
+    refusal = group_refusal(node, request, body.group_id)
     if request.version >= PROTOCOL_NAMED_FROM and None in (protocol_type, protocol):
         refusal = ErrorCode.inconsistent_group_protocol
     if refusal:
@@ -131,7 +159,7 @@ def handle_sync(node: Node, request: Request) -> None:
 def handle_heartbeat(node: Node, request: Request) -> None:
     """Serve one Heartbeat request; while the groups load, every member counts as alive, as in Kafka."""
     body = request.decode()
-    error_code = node.group_requests.error_code
+    error_code = group_refusal(node, request, body.group_id)
     if error_code == ErrorCode.coordinator_load_in_progress:
         error_code = ErrorCode.none
     elif error_code == ErrorCode.none:
@@ -146,8 +174,8 @@ def handle_leave(node: Node, request: Request) -> None:
     leaving = [
         Leaving(member.member_id, instance_id_of(member)) for member in (body.members if has_members else (body,))
     ]
-    refusal = node.group_requests.error_code
-    if not body.group_id:
+    refusal = group_refusal(node, request, body.group_id)
+    if not body.group_id and refusal != ErrorCode.group_authorization_failed:
         refusal = ErrorCode.invalid_group_id
     if refusal:
         request.respond(error_code=refusal, members=[])

@@ -9,18 +9,21 @@ are over.
 import logging
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices, tags_of
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
 from onceflow.broker.storage.partitions import Partition, when_ends_synced
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.time_search import TimeSearch
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
 from onceflow.wire.primitives import INT32, append_count, append_string
@@ -49,6 +52,10 @@ _ROW = struct.Struct(">ihqq")
 _NO_THROTTLE = INT32.pack(0)
 
 
+MayDescribe = Callable[[str], bool]
+"""Whether the client may describe a topic."""
+
+
 class _Search(NamedTuple):
     """A search by time; a result below `offset_end` goes into `response`."""
 
@@ -64,27 +71,38 @@ def handle_list_offsets(node: Node, request: Request) -> None:
     All of a log is local: nothing is in tiered storage, for which version 10 has a timeout.
     """
     body = request.decode()
+    may_describe = _may_describe(node.access(request))
 
     when_ends_synced(
-        request.reply, _partitions_by_end(node, body), lambda errors: _list_offsets(node, request, body, errors)
+        request.reply,
+        _partitions_by_end(node, body, may_describe),
+        lambda errors: _list_offsets(node, request, body, errors, may_describe),
     )
 
 
-def _partitions_by_end(node: Node, body: Any) -> Iterator[Partition]:
+def _may_describe(access: Access) -> MayDescribe:
+    return partial(access.may, AclOperation.DESCRIBE, ResourceType.TOPIC)
+
+
+def _partitions_by_end(node: Node, body: Any, may_describe: MayDescribe) -> Iterator[Partition]:
     """Yield the partitions of a request with a response that depends on their end."""
     for topic in body.topics:
+        if not may_describe(topic.name):
+            continue
         for entry in topic.partitions:
             partition = node.partitions.get(topic.name, entry.partition_index)
             if partition is not None and entry.timestamp not in INDEPENDENT_OF_END:
                 yield partition
 
 
-def _list_offsets(node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+def _list_offsets(
+    node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode], may_describe: MayDescribe
+) -> None:
     """Respond with the present offsets; `errors` has the partitions with a failed sync."""
     if request.version == 0:
-        _respond_with_offsets_before(node, request, body, errors)
+        _respond_with_offsets_before(node, request, body, errors, may_describe)
         return
-    listing = _Listing(node, request.version, body, errors)
+    listing = _Listing(node, request.version, body, errors, may_describe)
 
     def listed() -> None:
         if listing.searches:
@@ -140,12 +158,20 @@ def _end_error(partition: Partition, errors: Mapping[Partition, ErrorCode], time
 class _Listing:
     """Results of one request; a search by time is added to `searches` and fills in its result later."""
 
-    def __init__(self, node: Node, version: int, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        version: int,
+        body: Any,
+        errors: Mapping[Partition, ErrorCode],
+        may_describe: MayDescribe,
+    ) -> None:
         self.searches: list[_Search] = []
         self.topics: list[tuple[str, list[dict[str, Any]]]] = []
         self._body = body
         self._node = node
         self._errors = errors
+        self._may_describe = may_describe
         self._version = version
         self._isolation_level = getattr(body, "isolation_level", READ_UNCOMMITTED)
         self._times_named = Counter(
@@ -158,8 +184,12 @@ class _Listing:
             by_index = {entry.partition_index: entry for entry in topic.partitions}
             partitions: list[dict[str, Any]] = []
             self.topics.append((topic.name, partitions))
+            is_allowed = self._may_describe(topic.name)
             for entry in by_index.values():
-                partitions.append(self._offset(topic.name, entry))
+                if is_allowed:
+                    partitions.append(self._offset(topic.name, entry))
+                else:
+                    partitions.append(_unauthorized(entry))
                 yield WORK_PER_PARTITION
 
     def _offset(self, topic: str, entry: Any) -> dict[str, Any]:
@@ -199,8 +229,12 @@ class _Listing:
         )
 
 
+def _unauthorized(entry: Any) -> dict[str, Any]:
+    return {"partition_index": entry.partition_index, "error_code": ErrorCode.topic_authorization_failed}
+
+
 def _respond_with_offsets_before(
-    node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]
+    node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode], may_describe: MayDescribe
 ) -> None:
     """Respond to version 0: segments' first offsets, latest first (fetchOffsetsForTimestamp in Kafka 3)."""
 
@@ -209,8 +243,12 @@ def _respond_with_offsets_before(
             buffer = bytearray()
             append_string(buffer, topic.name, flexible=False)
             append_count(buffer, len(topic.partitions), flexible=False)
+            is_allowed = may_describe(topic.name)
             for entry in topic.partitions:
-                response = _offsets_before(node.partitions.get(topic.name, entry.partition_index), entry, errors)
+                if is_allowed:
+                    response = _offsets_before(node.partitions.get(topic.name, entry.partition_index), entry, errors)
+                else:
+                    response = _unauthorized(entry)
                 offsets = response.get("old_style_offsets", ())
                 buffer += struct.pack(">ih", entry.partition_index, response["error_code"])
                 append_count(buffer, len(offsets), flexible=False)
@@ -276,33 +314,44 @@ def handle_offset_for_leader_epoch(node: Node, request: Request) -> None:
     The end is the log's, as in Kafka, once everything below it is synced.
     """
     body = request.decode()
+    access = node.access(request)
+    sees_all = access.may_on_cluster(AclOperation.CLUSTER_ACTION)
+    allowed = {topic.topic for topic in body.topics if sees_all or _may_describe(access)(topic.topic)}
 
     when_ends_synced(
         request.reply,
-        _partitions_by_epoch(node, body),
-        lambda errors: _respond_with_epoch_ends(node, request, body, errors),
+        _partitions_by_epoch(node, body, allowed),
+        lambda errors: _respond_with_epoch_ends(node, request, body, errors, allowed),
     )
 
 
-def _partitions_by_epoch(node: Node, body: Any) -> Iterator[Partition]:
+def _partitions_by_epoch(node: Node, body: Any, allowed: Set[str]) -> Iterator[Partition]:
     """Yield the partitions of a request for the end of their present epoch."""
     for topic in body.topics:
+        if topic.topic not in allowed:
+            continue
         for entry in topic.partitions:
             partition = node.partitions.get(topic.topic, entry.partition)
             if partition is not None and entry.leader_epoch == LEADER_EPOCH:
                 yield partition
 
 
-def _respond_with_epoch_ends(node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode]) -> None:
+def _respond_with_epoch_ends(
+    node: Node, request: Request, body: Any, errors: Mapping[Partition, ErrorCode], allowed: Set[str]
+) -> None:
+    def epoch_end(topic: str, entry: Any) -> dict[str, Any]:
+        if topic in allowed:
+            return _epoch_end(node.partitions.get(topic, entry.partition), entry, errors)
+        return {
+            "partition": entry.partition,
+            "error_code": ErrorCode.topic_authorization_failed,
+            "leader_epoch": NO_LEADER_EPOCH,
+            "end_offset": NO_OFFSET,
+        }
+
     request.respond(
         topics=[
-            {
-                "topic": topic.topic,
-                "partitions": [
-                    _epoch_end(node.partitions.get(topic.topic, entry.partition), entry, errors)
-                    for entry in topic.partitions
-                ],
-            }
+            {"topic": topic.topic, "partitions": [epoch_end(topic.topic, entry) for entry in topic.partitions]}
             for topic in body.topics
         ]
     )

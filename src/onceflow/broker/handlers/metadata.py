@@ -13,9 +13,11 @@ from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
 from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import cache_key
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access, cluster_operations
 from onceflow.broker.topics.operations import Created
 from onceflow.broker.topics.topics import INTERNAL_TOPICS, NewTopic, Topic, is_legal_name
 from onceflow.wire import apis, metadata
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.apis import APIS
 from onceflow.wire.errors import ErrorCode
 
@@ -26,10 +28,7 @@ _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 """Valid name of a client's software, or of its version (KIP-511)."""
 
 WORK_PER_FOUND = 6
-
-CLUSTER_OPERATIONS = 8096
-"""All AclOperation values for a cluster, as bits: Kafka's response without an authorizer."""
-
+WORK_PER_LISTED = 1
 
 _NO_REFUSAL = (ErrorCode.none, ErrorCode.topic_already_exists)
 
@@ -62,84 +61,132 @@ def handle_metadata(node: Node, request: Request) -> None:
     topics cannot use them either.
     """
     body = request.decode()
+    access = node.access(request)
     allowed = node.config.auto_create_topics and getattr(body, "allow_auto_topic_creation", True)
-    missing = _creatable(node, body) if allowed else []
+    missing, refused = _creatable(node, access, body) if allowed else ([], {})
     topics: list[Topic | bytes] = []
 
     def respond() -> None:
-        _respond(node, request, body, topics)
+        _respond(node, request, body, topics, access)
 
     def created(results: list[Created]) -> None:
         # A name that "exists already" but is not listed belongs to a topic in deletion: it is unknown.
-        refused = {result.name: result.error_code for result in results if result.error_code not in _NO_REFUSAL}
-        request.in_slices(_find_topics(node, request, body, refused, topics), respond)
+        refused.update({result.name: result.error_code for result in results if result.error_code not in _NO_REFUSAL})
+        request.in_slices(_find_topics(node, request, body, refused, topics, access), respond)
 
     if missing:
         node.topic_operations.create(missing, created, failed=request.reply.close_connection)
     else:
-        finding = _find_topics(node, request, body, {}, topics)
+        finding = _find_topics(node, request, body, refused, topics, access)
         request.in_slices(finding, lambda: node.metadata.when_shown(respond))
 
 
-def _creatable(node: Node, body: Any) -> list[NewTopic]:
+def _creatable(node: Node, access: Access, body: Any) -> tuple[list[NewTopic], dict[str, ErrorCode]]:
+    """Return the topics to create, and the names that the client may not create."""
     names = dict.fromkeys(topic.name for topic in body.topics or () if topic.name is not None)
-    wanted = [name for name in names if name not in node.topics.by_name and name not in INTERNAL_TOPICS]
-    return [NewTopic(name, -1) for name in wanted if is_legal_name(name)]
+    wanted = [
+        name
+        for name in names
+        if name not in node.topics.by_name and name not in INTERNAL_TOPICS and _may_describe(access, name)
+    ]
+    may_create = access.may_on_cluster(AclOperation.CREATE) if wanted else False
+    refused = {
+        name: ErrorCode.topic_authorization_failed
+        for name in wanted
+        if not (may_create or access.may(AclOperation.CREATE, ResourceType.TOPIC, name))
+    }
+    return [NewTopic(name, -1) for name in wanted if name not in refused and is_legal_name(name)], refused
+
+
+def _may_describe(access: Access, name: str) -> bool:
+    return access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, name)
 
 
 def _find_topics(
-    node: Node, request: Request, body: Any, refused: Mapping[str, ErrorCode], topics: list[Topic | bytes]
+    node: Node,
+    request: Request,
+    body: Any,
+    refused: Mapping[str, ErrorCode],
+    topics: list[Topic | bytes],
+    access: Access,
 ) -> Iterator[int]:
     """Add the requested topics, as they are before the wait for durability, or an entry with an error.
 
-    Yield the work of each topic.
+    A list of all topics has those that the client may describe. Yield the work of each topic.
     """
     version = request.version
     if body.topics is None or (version < ALL_TOPICS_IS_EMPTY_BEFORE and not body.topics):
-        topics.extend(node.topics.by_name.values())
+        for listed in list(node.topics.by_name.values()):
+            if _may_describe(access, listed.name):
+                topics.append(listed)
+            yield WORK_PER_LISTED
         return
     entries: dict[str | UUID | None, Topic | bytes] = {}
     for name, topic_id in dict.fromkeys((topic.name, getattr(topic, "topic_id", None)) for topic in body.topics):
-        topic, error_code = _find_topic(node, name, topic_id, version)
+        topic, error_code = _find_topic(node, name, topic_id, version, access)
         code = refused.get(name or "", error_code)
         shown = None if topic_id is not None and version >= BY_ID_FROM else name
         if topic is not None:
             entries[topic.name] = topic
         else:
             request.reply.count_error(code)
-            entries[topic_id if shown is None else shown] = metadata.encode_topic(version, code, shown, topic_id)
+            operations = _operations_on_missing(access, body, shown, code)
+            entries[topic_id if shown is None else shown] = metadata.encode_topic(
+                version, code, shown, topic_id, operations=operations
+            )
         yield WORK_PER_FOUND
     topics.extend(entries.values())
 
 
-def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | bytes]) -> None:
+def _operations_on_missing(access: Access, body: Any, name: str | None, code: ErrorCode) -> int:
+    """Return the authorized operations on a topic that does not exist, as Kafka reports them."""
+    if name is None or code is ErrorCode.topic_authorization_failed:
+        return metadata.OPERATIONS_NOT_REQUESTED
+    return _shown_operations(access, body, name)
+
+
+def _shown_operations(access: Access, body: Any, name: str) -> int:
+    is_asked = getattr(body, "include_topic_authorized_operations", False)
+    return access.operations(ResourceType.TOPIC, name) if is_asked else metadata.OPERATIONS_NOT_REQUESTED
+
+
+def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | bytes], access: Access) -> None:
     version = request.version
-    authorized = getattr(body, "include_topic_authorized_operations", False)
 
     def entries() -> Iterator[Element]:
         for topic in topics:
             if isinstance(topic, bytes):
                 yield topic, 1
             else:
-                yield node.metadata_entries.entry(
-                    topic, node.partitions.count(topic.name), version, authorized=authorized
-                )
+                operations = _shown_operations(access, body, topic.name)
+                count = node.partitions.count(topic.name)
+                yield node.metadata_entries.entry(topic, count, version, operations=operations)
 
     host, port, _ = request.endpoint
     head = metadata.encode_head(version, node.node_id, host, port, node.cluster_id)
-    cluster_operations = getattr(body, "include_cluster_authorized_operations", False)
-    tail = metadata.encode_tail(
-        version, CLUSTER_OPERATIONS if cluster_operations else metadata.OPERATIONS_NOT_REQUESTED
-    )
+    if getattr(body, "include_cluster_authorized_operations", False):
+        tail = metadata.encode_tail(version, cluster_operations(access))
+    else:
+        tail = metadata.encode_tail(version, metadata.OPERATIONS_NOT_REQUESTED)
     respond_in_slices(request, head, entries(), tail)
 
 
-def _find_topic(node: Node, name: str | None, topic_id: UUID | None, version: int) -> tuple[Topic | None, ErrorCode]:
-    """Return the topic, and the error code if there is none (kafka.server.KafkaApis.handleTopicMetadataRequest)."""
+def _find_topic(
+    node: Node, name: str | None, topic_id: UUID | None, version: int, access: Access
+) -> tuple[Topic | None, ErrorCode]:
+    """Return the topic, and the error code if there is none (kafka.server.KafkaApis.handleTopicMetadataRequest).
+
+    A topic that the client may not describe is the same for it whether it exists or not.
+    """
     if topic_id is not None and version >= BY_ID_FROM:
-        return node.topics.by_id.get(topic_id), ErrorCode.unknown_topic_id
+        topic = node.topics.by_id.get(topic_id)
+        if topic is not None and not _may_describe(access, topic.name):
+            return None, ErrorCode.topic_authorization_failed
+        return topic, ErrorCode.unknown_topic_id
     if name is None:
         return None, ErrorCode.invalid_request
+    if not _may_describe(access, name):
+        return None, ErrorCode.topic_authorization_failed
     code = ErrorCode.unknown_topic_or_partition if is_legal_name(name) else ErrorCode.invalid_topic_exception
     return node.topics.by_name.get(name), code
 

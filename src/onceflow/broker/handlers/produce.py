@@ -10,11 +10,14 @@ import logging
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import Request, close_without_response
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
+from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.broker.topics.topics import INTERNAL_TOPICS, NAME_CHARACTERS_MAX
 from onceflow.errors import OnceflowError
 from onceflow.log.errors import LogError
 from onceflow.wire import apis, produce
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.batch import HEADER_BYTES, read_header
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode, error_name
@@ -28,6 +31,7 @@ ACKS_ALL = -1
 _ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
 _TRANSACTIONAL = 0x10
+_UNAUTHORIZED = "Authorization failed."
 ZSTD_FROM = 7
 """First version that may carry zstd (KIP-110)."""
 
@@ -148,13 +152,54 @@ def handle(node: Node, request: Request) -> None:
     frame, header = request.frame, request.header
     body = produce.parse_request(frame, header, entries_max=node.config.request_partitions_max)
     pending = PendingProduce(request.reply, header.version, header.correlation_id, body.transactional_id, body.acks)
+    refused = {} if node.authorizer is None else _refused_topics(node.access(request), body)
     for name, partitions in body.topics:
         responses = pending.add_topic(name)
         for index, records in partitions:
-            _take(node, name, index, records, pending, responses)
+            if name in refused:
+                pending.count_error(refused[name])
+                responses.append(PartitionResponse(index, refused[name], -1, error_message=_UNAUTHORIZED))
+            else:
+                _take(node, name, index, records, pending, responses)
     if pending.first_error() is None:
         node.known_requests.learn(frame, header, body)
     pending.done()
+
+
+def _refused_topics(access: Access, body: produce.ProduceRequest) -> dict[str, ErrorCode]:
+    """Return the topics that the client may not write to, with their error (KafkaApis.handleProduceRequest).
+
+    A transactional batch requires the permission to write with its transactional id: without it all are refused.
+    """
+    has_transaction = any(
+        records is not None and is_transactional(records)
+        for _name, partitions in body.topics
+        for _at, records in partitions
+    )
+    if has_transaction and not _may_write_transaction(access, body.transactional_id):
+        return dict.fromkeys(
+            (name for name, _partitions in body.topics), ErrorCode.transactional_id_authorization_failed
+        )
+    return {
+        name: ErrorCode.topic_authorization_failed
+        for name in dict(body.topics)
+        if not access.may(AclOperation.WRITE, ResourceType.TOPIC, name)
+    }
+
+
+def _may_write_transaction(access: Access, transactional_id: str | None) -> bool:
+    return transactional_id is not None and access.may(
+        AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id
+    )
+
+
+def may_repeat(node: Node, known: Known, principal: KafkaPrincipal, host: str) -> bool:
+    """Return whether a client may send a known request; one that may not is served by `handle`, which refuses it."""
+    if node.authorizer is None:
+        return True
+    access = node.authorizer.access(principal, host)
+    may_write = access.may(AclOperation.WRITE, ResourceType.TOPIC, known.topic)
+    return may_write and (known.transactional_id is None or _may_write_transaction(access, known.transactional_id))
 
 
 def handle_known(node: Node, known: Known, correlation_id: int, batch: memoryview, reply: Reply) -> None:

@@ -5,10 +5,8 @@ codes and messages of errors are Kafka's (kafka.server.ControllerApis, org.apach
 ReplicationControlManager).
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -16,13 +14,19 @@ from onceflow.broker.handlers.config_entries import topic_entries
 from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
 from onceflow.broker.topics.configs import log_config
 from onceflow.broker.topics.operations import Changed, Created
 from onceflow.broker.topics.topics import INTERNAL_TOPICS, MorePartitions, NewTopic, Topic
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
-from onceflow.wire.primitives import INT32
+from onceflow.wire.primitives import INT16, INT32
 
+CONFIG_ERROR_FROM = 5
+_CONFIG_ERROR_TAG = b"\x01\x00\x02"
+"""Tagged fields of a created topic: one, number 0, of two bytes."""
+_UNAUTHORIZED = (ErrorCode.topic_authorization_failed, "Authorization failed.")
 MESSAGE_CHARACTERS_MAX = 4096
 """Limit of an error message: it quotes the request, and a string of the old versions ends at 32,767 bytes."""
 DELETION_DISABLED_VERSION = 3
@@ -40,6 +44,8 @@ def handle_create(node: Node, request: Request) -> None:
     """Serve one CreateTopics request."""
     body = request.decode()
     once, refused = _named_once(body.topics)
+    access = node.access(request)
+    may_create_all = access.may_on_cluster(AclOperation.CREATE)
     wanted: list[NewTopic] = []
     results = [_refusal(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
 
@@ -48,15 +54,23 @@ def handle_create(node: Node, request: Request) -> None:
             if topic.name in INTERNAL_TOPICS and topic.name not in node.topics.by_name:
                 message = f"Creation of internal topic {topic.name} is prohibited."
                 results.append(_refusal(topic.name, ErrorCode.invalid_request, message))
+            elif not (may_create_all or access.may(AclOperation.CREATE, ResourceType.TOPIC, topic.name)):
+                results.append(_refusal(topic.name, *_UNAUTHORIZED))
             else:
                 wanted.append(_wanted(topic))
             yield WORK_PER_WANTED
 
     def respond(created: list[Created]) -> None:
         def elements() -> Iterator[Element]:
-            for result in itertools.chain(results, map(partial(_created, node), created)):
-                work = WORK_PER_TOPIC + WORK_PER_CONFIG * len(result["configs"])
-                yield encoded(request, "topics", result), work
+            for refusal in results:
+                yield encoded(request, "topics", refusal), WORK_PER_TOPIC
+            for result in created:
+                if access.may(AclOperation.DESCRIBE_CONFIGS, ResourceType.TOPIC, result.name):
+                    shown = _created(node, result)
+                    work = WORK_PER_TOPIC + WORK_PER_CONFIG * len(shown["configs"])
+                    yield encoded(request, "topics", shown), work
+                else:
+                    yield _created_without_configs(request, result), WORK_PER_TOPIC
 
         _respond(request, elements())
 
@@ -118,18 +132,37 @@ def _created(node: Node, created: Created) -> dict[str, Any]:
     }
 
 
+def _created_without_configs(request: Request, created: Created) -> bytes:
+    """Encode the result for a client that may create the topic, but not describe its configs.
+
+    The reason is a tagged field, the last of the entry, in the versions that have it.
+    """
+    if created.error_code != ErrorCode.none:
+        return encoded(request, "topics", _refusal(created.name, created.error_code, created.error_message))
+    shown = {"name": created.name, "topic_id": created.topic_id, "error_code": ErrorCode.none, "error_message": None}
+    entry = encoded(request, "topics", {**shown, "num_partitions": -1, "replication_factor": -1, "configs": ()})
+    if request.version < CONFIG_ERROR_FROM:
+        return entry
+    return entry[:-1] + _CONFIG_ERROR_TAG + INT16.pack(ErrorCode.topic_authorization_failed)
+
+
 def handle_create_partitions(node: Node, request: Request) -> None:
     """Serve one CreatePartitions request."""
     body = request.decode()
     once, refused = _named_once(body.topics)
+    access = node.access(request)
     results = [Changed(name, ErrorCode.invalid_request, DUPLICATE_NAME) for name in refused]
+    allowed = [topic for topic in once if access.may(AclOperation.ALTER, ResourceType.TOPIC, topic.name)]
+    if len(allowed) < len(once):
+        names = {topic.name for topic in allowed}
+        results += [Changed(topic.name, *_UNAUTHORIZED) for topic in once if topic.name not in names]
 
     def respond(changed: list[Changed]) -> None:
         _respond(
             request, ((encoded(request, "results", _changed(result)), WORK_PER_TOPIC) for result in results + changed)
         )
 
-    wanted = [_more_partitions(topic) for topic in once]
+    wanted = [_more_partitions(topic) for topic in allowed]
     failed = request.reply.close_connection
     node.topic_operations.add_partitions(wanted, respond, failed=failed, validate_only=body.validate_only)
 
@@ -153,8 +186,10 @@ def handle_delete(node: Node, request: Request) -> None:
         return
     results: list[dict[str, Any]] = []
 
+    access = node.access(request)
+
     def find() -> list[Topic]:
-        topics, refused = _topics_to_delete(node, body)
+        topics, refused = _topics_to_delete(node, access, body)
         results.extend(refused)
         return topics
 
@@ -180,16 +215,19 @@ def _refuse_deletion(request: Request, body: Any) -> None:
     )
 
 
-def _topics_to_delete(node: Node, body: Any) -> tuple[list[Topic], list[dict[str, Any]]]:
+def _topics_to_delete(node: Node, access: Access, body: Any) -> tuple[list[Topic], list[dict[str, Any]]]:
     """Return the topics to delete, and the results of the rest; a topic given twice is not deleted, as in Kafka."""
     named = Counter(_named(body))
+    may_delete_all = access.may_on_cluster(AclOperation.DELETE)
     topics: dict[UUID, list[Topic]] = {}
     results: list[dict[str, Any]] = []
     for (name, topic_id), count in named.items():
         topic = node.topics.by_name.get(name or "") if topic_id is None else node.topics.by_id.get(topic_id)
         error_code, message = _contradiction(name, topic_id, count)
+        if error_code == ErrorCode.none and not may_delete_all:
+            name, error_code, message = _deletion_refusal(access, name, topic)
         if error_code == ErrorCode.none and topic is None:
-            error_code, message = _UNKNOWN_NAME if name is not None else _UNKNOWN_ID
+            error_code, message = _UNKNOWN_NAME if topic_id is None else _UNKNOWN_ID
         if error_code != ErrorCode.none or topic is None:
             results.append({"name": name, "topic_id": topic_id, "error_code": error_code, "error_message": message})
         else:
@@ -203,6 +241,23 @@ def _topics_to_delete(node: Node, body: Any) -> tuple[list[Topic], list[dict[str
 
 _UNKNOWN_NAME = (ErrorCode.unknown_topic_or_partition, "This server does not host this topic-partition.")
 _UNKNOWN_ID = (ErrorCode.unknown_topic_id, "This server does not host this topic ID.")
+
+
+def _deletion_refusal(
+    access: Access, name: str | None, topic: Topic | None
+) -> tuple[str | None, ErrorCode, str | None]:
+    """Return the name to show, and the error of a client without permission.
+
+    Without Describe it learns neither whether a name exists nor the name of a topic that it gave by its id.
+    """
+    asked = topic.name if topic is not None else name
+    if asked is None:
+        return name, ErrorCode.none, None
+    may_describe = access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, asked)
+    may_delete = topic is None or access.may(AclOperation.DELETE, ResourceType.TOPIC, asked)
+    if may_delete and (may_describe or name is None):
+        return name, ErrorCode.none, None
+    return asked if may_describe else name, *_UNAUTHORIZED
 
 
 def _contradiction(name: str | None, topic_id: UUID | None, count: int) -> tuple[ErrorCode, str | None]:

@@ -10,6 +10,7 @@ from typing import Any
 from onceflow.broker.handlers.sliced_responses import Element, Send, encoded, once_durable, respond_in_slices
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
 from onceflow.broker.storage.partitions import Partition
 from onceflow.broker.topics.topics import is_legal_name
 from onceflow.broker.transactions.requests import MarkerRequest, Syncs
@@ -17,6 +18,7 @@ from onceflow.broker.transactions.transaction import Transaction, TransactionSta
 from onceflow.log.producers import ProducerState
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
 
@@ -56,6 +58,19 @@ def handle_write_markers(node: Node, request: Request) -> None:
     syncs.settle()
 
 
+def refuse_write_markers(request: Request, error_code: ErrorCode, _message: str | None) -> None:
+    """Refuse a WriteTxnMarkers request, with the error for each of its partitions."""
+    request.respond(
+        markers=[
+            _marker_response(
+                marker,
+                {(topic.name, index): error_code for topic in marker.topics for index in topic.partition_indexes},
+            )
+            for marker in request.decode().markers
+        ]
+    )
+
+
 def _marker_response(marker: Any, codes: dict[TopicPartition, ErrorCode]) -> dict[str, Any]:
     return {
         "producer_id": marker.producer_id,
@@ -78,6 +93,7 @@ def handle_describe_producers(node: Node, request: Request) -> None:
     The response waits until the state in it is durable, regardless of flush policies.
     """
     body = request.decode()
+    access = node.access(request)
     seen: list[Partition] = []
 
     def refuse(error_code: ErrorCode) -> None:
@@ -96,9 +112,10 @@ def handle_describe_producers(node: Node, request: Request) -> None:
             buffer = bytearray()
             append_string(buffer, topic.name, flexible=True)
             append_count(buffer, len(topic.partition_indexes), flexible=True)
+            is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
             for index in topic.partition_indexes:
-                partition = node.partitions.get(topic.name, index)
-                producers = _append_described_partition(buffer, topic.name, index, partition)
+                partition = node.partitions.get(topic.name, index) if is_allowed else None
+                producers = _append_described_partition(buffer, topic.name, index, partition, is_allowed=is_allowed)
                 if partition is not None and producers:
                     seen.append(partition)
                 yield b"", 1 + producers
@@ -115,13 +132,17 @@ def handle_describe_producers(node: Node, request: Request) -> None:
     respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_built=when_durable)
 
 
-def _append_described_partition(buffer: bytearray, topic: str, index: int, partition: Partition | None) -> int:
+def _append_described_partition(
+    buffer: bytearray, topic: str, index: int, partition: Partition | None, *, is_allowed: bool
+) -> int:
     """Append PartitionResponse, by hand since there may be many; return the number of its producers."""
     error_code = ErrorCode.none
     message: str | None = None
     states: Sequence[ProducerState] = ()
     if not is_legal_name(topic):
         error_code, message = ErrorCode.invalid_topic_exception, "not a valid topic name"
+    elif not is_allowed:
+        error_code, message = ErrorCode.topic_authorization_failed, "Topic authorization failed."
     elif partition is None:
         error_code, message = ErrorCode.unknown_topic_or_partition, f"{topic} has no partition {index} here"
     elif partition.log.durability.failure is not None:
@@ -139,6 +160,7 @@ def _append_described_partition(buffer: bytearray, topic: str, index: int, parti
 def handle_describe_transactions(node: Node, request: Request) -> None:
     """Serve one DescribeTransactions request; the response waits until the state in it is durable."""
     body = request.decode()
+    access = node.access(request)
 
     def refuse(error_code: ErrorCode) -> None:
         request.respond(
@@ -149,7 +171,7 @@ def handle_describe_transactions(node: Node, request: Request) -> None:
 
     def elements() -> Iterator[Element]:
         for transactional_id in body.transactional_ids:
-            described = _described(node, transactional_id)
+            described = _described(node, access, transactional_id)
             partition_count = sum(len(topic["partitions"]) for topic in described["topics"])
             yield encoded(request, "transaction_states", described), WORK_PER_DESCRIBED + partition_count
 
@@ -157,7 +179,9 @@ def handle_describe_transactions(node: Node, request: Request) -> None:
     respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_built=when_built)
 
 
-def _described(node: Node, transactional_id: str) -> dict[str, Any]:
+def _described(node: Node, access: Access, transactional_id: str) -> dict[str, Any]:
+    if not access.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+        return _undescribed(transactional_id, ErrorCode.transactional_id_authorization_failed)
     transaction = node.transactions.coordinator.transactions.get(transactional_id)
     if not transactional_id:
         return _undescribed(transactional_id, ErrorCode.invalid_request)
@@ -174,6 +198,7 @@ def _described(node: Node, transactional_id: str) -> dict[str, Any]:
         "topics": [
             {"topic": topic, "partitions": sorted(partitions)}
             for topic, partitions in _by_topic(node.transactions.unmarked(transaction)).items()
+            if access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
         ],
     }
 
@@ -205,6 +230,7 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 def handle_list(node: Node, request: Request) -> None:
     """Serve one ListTransactions request; the response waits until the state in it is durable."""
     body = request.decode()
+    access = node.access(request)
     unknown = [name for name in body.state_filters if name not in STATES_BY_NAME]
     states = {STATES_BY_NAME[name] for name in body.state_filters if name in STATES_BY_NAME}
     duration_ms = getattr(body, "duration_filter", -1)
@@ -218,6 +244,7 @@ def handle_list(node: Node, request: Request) -> None:
             (not body.producer_id_filters or transaction.producer_id in body.producer_id_filters)
             and (not body.state_filters or transaction.state in states)
             and (duration_ms < 0 or now_ms - transaction.started_ms > duration_ms)
+            and access.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transaction.transactional_id)
         )
 
     def elements() -> Iterator[Element]:
@@ -246,4 +273,7 @@ HANDLERS = {
     apis.DESCRIBE_PRODUCERS: handle_describe_producers,
     apis.DESCRIBE_TRANSACTIONS: handle_describe_transactions,
     apis.LIST_TRANSACTIONS: handle_list,
+}
+REFUSALS = {
+    apis.WRITE_TXN_MARKERS: refuse_write_markers,
 }

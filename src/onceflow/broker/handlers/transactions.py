@@ -1,12 +1,13 @@
 """Transactional APIs: requests of any version become the coordinator's values, its results become responses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from onceflow.broker.handlers.group_offsets import commit_record, offset_error
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.security.authorizer import Access
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, INTERNAL_TOPICS
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest
 from onceflow.broker.transactions.transaction import (
@@ -15,11 +16,14 @@ from onceflow.broker.transactions.transaction import (
     Event,
 )
 from onceflow.wire import TopicPartition, apis
+from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 
 FENCED_FROM_INIT = 4
 FENCED_FROM = 2
 """First versions with PRODUCER_FENCED; earlier ones get INVALID_PRODUCER_EPOCH instead."""
+PartitionErrors = Sequence[tuple[str, Iterable[tuple[int, ErrorCode]]]]
+"""(topic, errors by partition)."""
 GROUP_OFFSETS = (GROUP_OFFSETS_TOPIC, 0)
 
 
@@ -32,6 +36,10 @@ def handle_init_producer_id(node: Node, request: Request) -> None:
             error_code = _for_old_clients(error_code)
         request.respond(error_code=error_code, producer_id=producer_id, producer_epoch=producer_epoch)
 
+    refusal = _init_refusal(node.access(request), body.transactional_id)
+    if refusal:
+        respond(refusal, NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        return
     if body.transactional_id is None:
         node.metadata.next_producer_id(
             lambda code, producer_id: respond(code, producer_id, NO_PRODUCER_EPOCH if code else 0)
@@ -44,6 +52,29 @@ def handle_init_producer_id(node: Node, request: Request) -> None:
         getattr(body, "producer_epoch", NO_PRODUCER_EPOCH),
     )
     node.transactions.init(init, respond)
+
+
+def _init_refusal(access: Access, transactional_id: str | None) -> ErrorCode:
+    """Return the error without permission; an idempotent producer may write to at least one topic."""
+    if transactional_id is not None:
+        return _transactional_refusal(access, transactional_id)
+    if access.may_on_cluster(AclOperation.IDEMPOTENT_WRITE):
+        return ErrorCode.none
+    is_allowed = access.may_somewhere(AclOperation.WRITE, ResourceType.TOPIC)
+    return ErrorCode.none if is_allowed else ErrorCode.cluster_authorization_failed
+
+
+def _transactional_refusal(access: Access, transactional_id: str) -> ErrorCode:
+    is_allowed = access.may(AclOperation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
+    return ErrorCode.none if is_allowed else ErrorCode.transactional_id_authorization_failed
+
+
+def _group_refusal(access: Access, transactional_id: str, group_id: str) -> ErrorCode:
+    """Return the error without permission for a group's offsets in a transaction."""
+    refusal = _transactional_refusal(access, transactional_id)
+    if refusal or access.may(AclOperation.READ, ResourceType.GROUP, group_id):
+        return refusal
+    return ErrorCode.group_authorization_failed
 
 
 def _for_old_clients(error_code: ErrorCode) -> ErrorCode:
@@ -62,34 +93,48 @@ def handle_add_partitions(node: Node, request: Request) -> None:
     producer = ProducerRequest(
         body.v3_and_below_transactional_id, body.v3_and_below_producer_id, body.v3_and_below_producer_epoch
     )
-    refusals = {partition: code for partition in partitions if (code := _add_refusal(node, partition))}
-
-    def respond(error_codes: Callable[[TopicPartition], ErrorCode]) -> None:
-        request.respond(
-            results_by_topic_v3_and_below=[
-                {
-                    "name": topic.name,
-                    "results_by_partition": [
-                        {"partition_index": index, "partition_error_code": error_codes((topic.name, index))}
-                        for index in topic.partitions
-                    ],
-                }
-                for topic in topics
-            ]
-        )
+    access = node.access(request)
+    unauthorized = _transactional_refusal(access, producer.transactional_id)
+    if unauthorized:
+        _respond_by_topic(request, _each(topics, unauthorized))
+        return
+    refusals = {partition: code for partition in partitions if (code := _add_refusal(node, access, partition))}
 
     def settled(error_code: ErrorCode) -> None:
         code = _for_old_clients(error_code) if request.version < FENCED_FROM else error_code
-        respond(lambda _partition: code)
+        _respond_by_topic(request, _each(topics, code))
 
-    if refusals:
-        respond(lambda partition: refusals.get(partition, ErrorCode.operation_not_attempted))
-    else:
+    if not refusals:
         node.transactions.add(producer, frozenset(partitions), settled)
+        return
+    # Kafka joins the entries of a topic in this response only.
+    by_topic: dict[str, dict[int, ErrorCode]] = {}
+    for topic, index in partitions:
+        by_topic.setdefault(topic, {})[index] = refusals.get((topic, index), ErrorCode.operation_not_attempted)
+    _respond_by_topic(request, [(topic, codes.items()) for topic, codes in by_topic.items()])
 
 
-def _add_refusal(node: Node, partition: TopicPartition) -> ErrorCode:
-    if partition[0] in INTERNAL_TOPICS:
+def _each(topics: Any, code: ErrorCode) -> PartitionErrors:
+    return [(topic.name, [(index, code) for index in topic.partitions]) for topic in topics]
+
+
+def _respond_by_topic(request: Request, results: PartitionErrors) -> None:
+    request.respond(
+        results_by_topic_v3_and_below=[
+            {
+                "name": topic,
+                "results_by_partition": [
+                    {"partition_index": index, "partition_error_code": code} for index, code in codes
+                ],
+            }
+            for topic, codes in results
+        ]
+    )
+
+
+def _add_refusal(node: Node, access: Access, partition: TopicPartition) -> ErrorCode:
+    topic = partition[0]
+    if topic in INTERNAL_TOPICS or not access.may(AclOperation.WRITE, ResourceType.TOPIC, topic):
         return ErrorCode.topic_authorization_failed
     if node.partitions.get(*partition) is None:
         return ErrorCode.unknown_topic_or_partition
@@ -103,14 +148,24 @@ def _producer(body: Any) -> ProducerRequest:
 def handle_add_offsets(node: Node, request: Request) -> None:
     """Serve one AddOffsetsToTxn request: add the groups' partition to the transaction."""
     body = request.decode()
-    node.transactions.add(_producer(body), frozenset({GROUP_OFFSETS}), _single_response(request))
+    respond = _single_response(request)
+    refusal = _group_refusal(node.access(request), body.transactional_id, body.group_id)
+    if refusal:
+        respond(refusal)
+    else:
+        node.transactions.add(_producer(body), frozenset({GROUP_OFFSETS}), respond)
 
 
 def handle_end(node: Node, request: Request) -> None:
     """Serve one EndTxn request."""
     body = request.decode()
-    event = Event.COMMIT if body.committed else Event.ABORT
-    node.transactions.end(_producer(body), event, _single_response(request))
+    respond = _single_response(request)
+    refusal = _transactional_refusal(node.access(request), body.transactional_id)
+    if refusal:
+        respond(refusal)
+    else:
+        event = Event.COMMIT if body.committed else Event.ABORT
+        node.transactions.end(_producer(body), event, respond)
 
 
 def _single_response(request: Request) -> Callable[[ErrorCode], None]:
@@ -124,12 +179,16 @@ def _single_response(request: Request) -> Callable[[ErrorCode], None]:
 def handle_offset_commit(node: Node, request: Request) -> None:
     """Serve one TxnOffsetCommit request: its offsets are the group's once the transaction commits."""
     body = request.decode()
+    access = node.access(request)
+    unauthorized = _group_refusal(access, body.transactional_id, body.group_id)
     refusals: dict[TopicPartition, ErrorCode] = {}
     records = []
     for topic in body.topics:
+        is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
+        topic_refusal = unauthorized or (ErrorCode.none if is_allowed else ErrorCode.topic_authorization_failed)
         for entry in topic.partitions:
             partition = (topic.name, entry.partition_index)
-            refusals[partition] = offset_error(node, *partition, entry.committed_metadata)
+            refusals[partition] = topic_refusal or offset_error(node, *partition, entry.committed_metadata)
             if not refusals[partition]:
                 records.append(commit_record(node, body.group_id, topic.name, entry))
 

@@ -1,1 +1,1 @@
-"""Security: certificates of listeners, and the identity of clients."""
+"""Security: certificates of listeners, the identity of clients, and what they may do."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from onceflow.broker.config import NO_SECURITY, BrokerConfig
 from onceflow.broker.settings.addresses import check_listeners
+from onceflow.broker.settings.authorization import check_authorization
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.listener_settings import (
@@ -78,6 +79,7 @@ def resolve(*sources: Source) -> Resolved:
     config = with_own_security(_config(values), overrides)
     check_listeners(config)
     without_effect += settings_without_tls(config, given)
+    check_authorization(config)
     return Resolved(config, notes, warnings, without_effect)
 
 

@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.settings.addresses import Endpoints, ProtocolMap
+from onceflow.broker.settings.authorization import AUTHORIZATION
 from onceflow.broker.settings.connections import CONNECTIONS
 from onceflow.broker.settings.fixed import FIXED, fixed_type
 from onceflow.broker.settings.kinds import (
@@ -349,6 +350,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
     ),
     "Connections and requests": CONNECTIONS,
     "TLS": SECURITY,
+    "Authorization": AUTHORIZATION,
     "Metrics": (
         Setting(
             "metrics.port",

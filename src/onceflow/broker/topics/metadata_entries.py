@@ -8,8 +8,6 @@ from onceflow.wire import metadata
 from onceflow.wire.errors import ErrorCode
 
 CACHE_BYTES_MAX = 32 * 1024 * 1024
-TOPIC_OPERATIONS = 3576
-"""All AclOperations of a topic, as bits: Kafka's response without an authorizer."""
 
 
 class MetadataEntries:
@@ -17,12 +15,15 @@ class MetadataEntries:
 
     def __init__(self, broker_id: int) -> None:
         self._broker_id = broker_id
-        self._entries: dict[tuple[UUID, int, bool], tuple[int, bytes]] = {}
+        self._entries: dict[tuple[UUID, int, int], tuple[int, bytes]] = {}
         self._size_bytes = 0
 
-    def entry(self, topic: Topic, partition_count: int, version: int, *, authorized: bool) -> tuple[bytes, int]:
-        """Return (entry of a topic with this number of open partitions, work done for it in topics and partitions)."""
-        key = (topic.topic_id, metadata.LAYOUTS[version], authorized)
+    def entry(self, topic: Topic, partition_count: int, version: int, *, operations: int) -> tuple[bytes, int]:
+        """Return (entry of a topic with this number of open partitions, work done for it in topics and partitions).
+
+        `operations` are the authorized ones, as bits.
+        """
+        key = (topic.topic_id, metadata.LAYOUTS[version], operations)
         cached = self._entries.get(key)
         if cached is not None and cached[0] == partition_count:
             return cached[1], 1
@@ -35,7 +36,7 @@ class MetadataEntries:
             partition_count=partition_count,
             broker_id=self._broker_id,
             leader_epoch=LEADER_EPOCH,
-            operations=TOPIC_OPERATIONS if authorized else metadata.OPERATIONS_NOT_REQUESTED,
+            operations=operations,
         )
         self._size_bytes += len(entry) - (len(cached[1]) if cached is not None else 0)
         if self._size_bytes > CACHE_BYTES_MAX:

@@ -1,13 +1,14 @@
-"""The log `__cluster_metadata-0`: topics, their configurations, and reserved producer ids."""
+"""The log `__cluster_metadata-0`: topics, their configurations, reserved producer ids, and ACLs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from onceflow.broker.security.acls import Acls
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics import records as metadata_records
-from onceflow.broker.topics.records import MetadataRecord
+from onceflow.broker.topics.records import AclRecord, MetadataRecord, RemoveAclRecord
 from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics
 from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
@@ -51,28 +52,45 @@ class MetadataStore(Protocol):
 
 
 class MetadataLog:
-    """Stores every change of the topics and replays it, at run time and at start."""
+    """Stores every change of the cluster's metadata and replays it, at run time and at start."""
 
     def __init__(
-        self, log: PartitionLog, topics: Topics, *, clock: Clock, group_commit: GroupCommit, disk: ReservedDisk
+        self,
+        log: PartitionLog,
+        topics: Topics,
+        acls: Acls,
+        *,
+        clock: Clock,
+        group_commit: GroupCommit,
+        disk: ReservedDisk,
     ) -> None:
-        """Replay the log into `topics`. Raises UnknownRecord, LogError, WireError."""
+        """Replay the log into `topics` and `acls`. Raises UnknownRecord, LogError, WireError."""
         partition = Partition(CLUSTER_METADATA_TOPIC, 0, log)
         self.partitions = (partition,)
         self._topics = topics
+        self._acls = acls
         self._disk = disk
         self._log = StateLog(partition, clock, group_commit)
         self._producer_ids = iter(range(0))
         for record in self._log.records():
             assert record.value is not None
-            topics.replay(metadata_records.decode(record.value))
+            self._replay(metadata_records.decode(record.value))
 
     def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
-        """Append and replay a change of the topics. Raises LogError."""
+        """Append and replay a change, in one batch. Raises LogError."""
         entries = [(None, metadata_records.encode(record)) for record in records]
         self._log.append(entries, from_reserve=from_reserve)
         for record in records:
-            self._topics.replay(record)
+            self._replay(record)
+
+    def _replay(self, record: MetadataRecord) -> None:
+        match record:
+            case AclRecord(acl_id, binding):
+                self._acls.add(acl_id, binding)
+            case RemoveAclRecord(acl_id):
+                self._acls.remove(acl_id)
+            case _:
+                self._topics.replay(record)
 
     def record_config(self, records: Sequence[MetadataRecord]) -> None:
         """Append and replay a topic's configurations. Raises LogError.
@@ -92,7 +110,7 @@ class MetadataLog:
         """Do nothing: the broker closes the log with the others."""
 
     def when_synced(self, synced: Synced) -> None:
-        """Call `synced` once the current state of the topics is durable (at once if it is), or with the error."""
+        """Call `synced` once the current state is durable (at once if it is), or with the error."""
         self._log.when_synced(synced)
 
     def sync(self) -> None:

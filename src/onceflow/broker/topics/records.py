@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.remedies import Remedy
+from onceflow.wire.acls import AclBinding, AclOperation, AclPattern, AclPermission, PatternType, ResourceType
 
 FRAME_VERSION = 1
 RECORD_VERSION = 0
@@ -63,7 +64,24 @@ class ProducerIdsRecord:
     next_producer_id: int
 
 
-MetadataRecord = TopicRecord | PartitionRecord | ConfigRecord | RemoveTopicRecord | ProducerIdsRecord
+@dataclass(frozen=True, slots=True)
+class AclRecord:
+    """An ACL exists (AccessControlEntryRecord, API key 18)."""
+
+    acl_id: uuid.UUID
+    binding: AclBinding
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAclRecord:
+    """An ACL is deleted (RemoveAccessControlEntryRecord, API key 19)."""
+
+    acl_id: uuid.UUID
+
+
+MetadataRecord = (
+    TopicRecord | PartitionRecord | ConfigRecord | RemoveTopicRecord | ProducerIdsRecord | AclRecord | RemoveAclRecord
+)
 
 
 def encode(record: MetadataRecord) -> bytes:
@@ -82,6 +100,12 @@ def encode(record: MetadataRecord) -> bytes:
             return _framed(9, topic_id.bytes)
         case ProducerIdsRecord(broker_id, next_producer_id):
             return _framed(15, struct.pack(">iqq", broker_id, -1, next_producer_id))
+        case AclRecord(acl_id, (pattern, principal, host, operation, permission)):
+            fields = acl_id.bytes + struct.pack(">b", pattern.resource_type) + _string(pattern.name)
+            fields += struct.pack(">b", pattern.pattern_type) + _string(principal) + _string(host)
+            return _framed(18, fields + struct.pack(">bb", operation, permission))
+        case RemoveAclRecord(acl_id):
+            return _framed(19, acl_id.bytes)
 
 
 def decode(value: bytes) -> MetadataRecord:
@@ -110,7 +134,21 @@ def decode(value: bytes) -> MetadataRecord:
         case 15:
             broker_id, _broker_epoch, next_producer_id = reader.numbers(">iqq")
             return ProducerIdsRecord(broker_id, next_producer_id)
+        case 18:
+            return AclRecord(reader.uuid(), _binding(reader))
+        case 19:
+            return RemoveAclRecord(reader.uuid())
     raise UnknownRecord(f"metadata record with unknown API key {api_key}; {Remedy.WRITER_RELEASE}")
+
+
+def _binding(reader: "_Reader") -> AclBinding:
+    (resource_type,) = reader.numbers(">b")
+    name = reader.string()
+    (pattern_type,) = reader.numbers(">b")
+    principal, host = reader.string(), reader.string()
+    operation, permission = reader.numbers(">bb")
+    pattern = AclPattern(ResourceType(resource_type), name, PatternType(pattern_type))
+    return AclBinding(pattern, principal, host, AclOperation(operation), AclPermission(permission))
 
 
 def _framed(api_key: int, fields: bytes) -> bytes:

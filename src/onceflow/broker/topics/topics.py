@@ -259,7 +259,7 @@ class Topics:
         return [ProducerIdsRecord(self.node_id, self.next_producer_id + PRODUCER_IDS_IN_A_BLOCK)]
 
     def replay(self, record: MetadataRecord) -> None:
-        """Apply one record."""
+        """Apply one record; those of other state have no effect."""
         match record:
             case TopicRecord(name, topic_id):
                 self.by_name[name] = self.by_id[topic_id] = Topic(name, topic_id)

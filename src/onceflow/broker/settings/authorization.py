@@ -1,0 +1,91 @@
+"""Settings of the authorizer."""
+
+from dataclasses import dataclass
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.settings.kinds import BOOLEAN, SettingRefused
+from onceflow.broker.settings.setting import Setting
+
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+@dataclass(frozen=True)
+class AuthorizerClass:
+    """Kafka's name of the one authorizer, or nothing."""
+
+    kafka_type = 2
+    metavar = "CLASS"
+
+    def read(self, text: str) -> str:
+        if text not in ("", STANDARD_AUTHORIZER):
+            raise ValueError(f"is not {self.allowed}")
+        return text
+
+    def write(self, value: object) -> str:
+        return str(value)
+
+    @property
+    def allowed(self) -> str:
+        return f"{STANDARD_AUTHORIZER}, or empty for none"
+
+
+@dataclass(frozen=True)
+class Principals:
+    """Principals, each a type, a colon and a name, separated by semicolons."""
+
+    kafka_type = 2
+    metavar = "PRINCIPALS"
+
+    def read(self, text: str) -> tuple[str, ...]:
+        principals = tuple(part.strip() for part in text.split(";") if part.strip())
+        if any(not all(principal.partition(":")) for principal in principals):
+            raise ValueError(f"is not {self.allowed}")
+        return principals
+
+    def write(self, value: object) -> str:
+        assert isinstance(value, tuple)
+        return ";".join(value)
+
+    @property
+    def allowed(self) -> str:
+        return "principals such as User:admin, separated by semicolons"
+
+
+AUTHORIZATION: tuple[Setting, ...] = (
+    Setting(
+        "authorizer.class.name",
+        "authorizer_class",
+        AuthorizerClass(),
+        "Authorizer of requests. With it, a client may do what super.users or ACLs allow (docs/acls.md). Without it,"
+        " every client may do everything.",
+    ),
+    Setting(
+        "super.users",
+        "super_users",
+        Principals(),
+        "Principals that may do everything, whatever the ACLs say. Requires authorizer.class.name.",
+    ),
+    Setting(
+        "allow.everyone.if.no.acl.found",
+        "allow_everyone_if_no_acl",
+        BOOLEAN,
+        "Whether every client may use a resource that no ACL matches. Requires authorizer.class.name.",
+    ),
+)
+
+
+def check_authorization(config: BrokerConfig) -> None:
+    """Raise SettingRefused for settings that would have no effect: a user relies on them."""
+    if config.authorizer_class and config.zookeeper_connect is not None:
+        raise SettingRefused(
+            f"authorizer.class.name={config.authorizer_class} together with zookeeper.connect is not supported:"
+            " ACLs are in the log of one broker"
+        )
+    if config.authorizer_class:
+        return
+    for name, value in (
+        ("super.users", config.super_users),
+        ("allow.everyone.if.no.acl.found", config.allow_everyone_if_no_acl),
+    ):
+        if value:
+            raise SettingRefused(f"{name} has no effect without authorizer.class.name={STANDARD_AUTHORIZER}")
