@@ -8,7 +8,7 @@ Reads are retried like those of `Cluster`. A change is sent once, since an attem
 succeeded. Every method raises ClientError; the docstrings name specific errors.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from onceflow.client.admin_responses import (
     GroupListing,
     TransactionDescription,
     TransactionListing,
+    read_acl,
     read_cluster,
     read_configs,
     read_group,
@@ -32,6 +33,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.errors import CoordinatorUnavailable, LeaderUnavailable, RequestRefused, UnknownTopic
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis
+from onceflow.wire.acls import AclBinding, AclFilter
 from onceflow.wire.errors import ErrorCode, error_name
 
 TOPIC = 2
@@ -290,6 +292,53 @@ class Admin:
             return read_producers(entry.active_producers)
 
         return self._router.retry(attempt)
+
+    # ACLs
+
+    def create_acls(self, bindings: Sequence[AclBinding]) -> None:
+        """Create ACLs; one that exists is kept. Raises RequestRefused for the first that is refused.
+
+        `SECURITY_DISABLED`: the broker has no authorizer.
+        """
+        creations = [
+            {
+                "resource_type": binding.pattern.resource_type,
+                "resource_name": binding.pattern.name,
+                "resource_pattern_type": binding.pattern.pattern_type,
+                "principal": binding.principal,
+                "host": binding.host,
+                "operation": binding.operation,
+                "permission_type": binding.permission,
+            }
+            for binding in bindings
+        ]
+        response = self._router.ask_controller(
+            apis.CREATE_ACLS, requests.message(apis.CREATE_ACLS, creations=creations)
+        )
+        for binding, result in zip(bindings, response.results, strict=True):
+            _check(f"the ACL of {binding.principal} was not created", result.error_code, result.error_message)
+
+    def describe_acls(self, wanted: AclFilter) -> list[AclBinding]:
+        """Return the ACLs that a filter selects. RequestRefused: `SECURITY_DISABLED` without an authorizer."""
+        build = requests.message(apis.DESCRIBE_ACLS, **requests.acl_filter(wanted))
+
+        def attempt() -> list[AclBinding]:
+            response = self._router.ask_any(apis.DESCRIBE_ACLS, build)
+            _check("the ACLs are not available", response.error_code, response.error_message)
+            return [read_acl(resource, entry) for resource in response.resources for entry in resource.acls]
+
+        return self._router.retry(attempt)
+
+    def delete_acls(self, filters: Sequence[AclFilter]) -> list[AclBinding]:
+        """Delete the ACLs that the filters select, and return them. Raises RequestRefused for the first refusal."""
+        build = requests.message(apis.DELETE_ACLS, filters=[requests.acl_filter(wanted) for wanted in filters])
+        deleted = []
+        for result in self._router.ask_controller(apis.DELETE_ACLS, build).filter_results:
+            _check("the ACLs were not deleted", result.error_code, result.error_message)
+            for entry in result.matching_acls:
+                _check("an ACL was not deleted", entry.error_code, entry.error_message)
+                deleted.append(read_acl(entry, entry))
+        return deleted
 
     def _timeout(self) -> timedelta:
         return timedelta(milliseconds=self.cluster.timeout_ms)

@@ -7,6 +7,7 @@ from typing import Any
 
 from onceflow.client.addresses import Address
 from onceflow.wire import TopicPartition
+from onceflow.wire.acls import AclBinding, AclOperation, AclPattern, AclPermission, PatternType, ResourceType
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.primitives import SHORT_OF_BYTES, read_count, read_string
 
@@ -35,6 +36,15 @@ CONFIG_TYPES: Mapping[int, str] = {
     9: "PASSWORD",
 }
 CONSUMER_PROTOCOL = "consumer"
+
+
+def read_acl(resource: Any, entry: Any) -> AclBinding:
+    """Return an ACL of a response, from the entry of its resource and its own."""
+    pattern = AclPattern(
+        ResourceType(resource.resource_type), resource.resource_name, PatternType(resource.pattern_type)
+    )
+    operation, permission = AclOperation(entry.operation), AclPermission(entry.permission_type)
+    return AclBinding(pattern, entry.principal, entry.host, operation, permission)
 
 
 @dataclass(frozen=True, slots=True)

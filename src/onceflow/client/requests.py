@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from onceflow.wire import TopicPartition, apis
+from onceflow.wire.acls import AclFilter
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import request_class
 from onceflow.wire.messages import message_of
@@ -43,6 +44,19 @@ Build = Callable[[int], Any]
 def message(api_key: int, **values: Any) -> Build:
     """Build a request from the fields of all versions."""
     return lambda version: message_of(request_class(api_key, version), values, of_any_version=True)
+
+
+def acl_filter(wanted: AclFilter) -> dict[str, Any]:
+    """Return the fields of a DescribeAcls request, or of a filter of DeleteAcls."""
+    return {
+        "resource_type_filter": wanted.resource_type,
+        "resource_name_filter": wanted.name,
+        "pattern_type_filter": wanted.pattern_type,
+        "principal_filter": wanted.principal,
+        "host_filter": wanted.host,
+        "operation": wanted.operation,
+        "permission_type": wanted.permission,
+    }
 
 
 def metadata(names: Sequence[str] | None) -> Build:
