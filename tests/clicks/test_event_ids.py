@@ -26,6 +26,7 @@ from onceflow.client.producer import EventWriter
 from onceflow.redis import pool as redis_pool
 from onceflow.spark.errors import AttemptEnded, WrongOption
 from onceflow.spark.redis import chunks as redis_chunks
+from onceflow.spark.redis import ids as redis_ids
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.targets import Ids
@@ -305,6 +306,59 @@ def test_lost_claims_end_the_attempt(place: IdPlace, kept: str, lost_at: str, mo
             stream.count()
     stream.count()
     assert place.client.hgetall(place.keys.count) == {b"ada": b"2"} and place.is_exact()
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_lost_claim_keeps_the_order_of_records(place: IdPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis loses the first claim of a partition just before the second one, and the task continues."""
+    place.send([(0, event("ada", "a", click_count=clicks), FIRST_MS) for clicks in (3, 5)])
+    stream = place.stream()
+    run, states = redis_scripts._run, []
+
+    def lose(client: Any, name: str, *arguments: Any) -> Any:
+        if name == "claim":
+            states.append(snapshot(place))
+            if len(states) == 2:
+                roll_back(place, states[0])
+        return run(client, name, *arguments)
+
+    monkeypatch.setattr(redis_ids, "IDS_PER_CLAIM", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_scripts, "_run", lose)
+        with pytest.raises(AttemptEnded, match="no longer has the ids of the batch"):
+            stream.count()
+    stream.count()
+    assert place.client.hgetall(place.keys.count) == {b"ada": b"3"} and place.is_exact()
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_claim_of_a_shorter_attempt(place: IdPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis keeps a killed attempt's claim, and loses the longer one of the next attempt from the same record."""
+    place.send([(0, event("ada", name), FIRST_MS) for name in "abcc"])
+    run = redis_scripts._run
+
+    def kill(client: Any, name: str, *arguments: Any) -> Any:
+        reply = run(client, name, *arguments)
+        if name == "claim":
+            raise Killed
+        return reply
+
+    def lose(client: Any, name: str, *arguments: Any) -> Any:
+        if name == "claim":
+            before = snapshot(place)
+            reply = run(client, name, *arguments)
+            roll_back(place, before)
+            return reply
+        return run(client, name, *arguments)
+
+    for count, patch, failure in ((3, kill, Killed), (4, lose, AttemptEnded)):
+        with monkeypatch.context() as patched:
+            patched.setattr(redis_ids, "IDS_PER_CLAIM", count)
+            patched.setattr(redis_scripts, "_run", patch)
+            with pytest.raises(failure):
+                place.stream().count()
+    place.stream().count()
+    assert place.client.hgetall(place.keys.count) == {b"ada": b"3"} and place.is_exact()
 
 
 @pytest.mark.usefixtures("without_spark")

@@ -31,9 +31,21 @@ MUTANTS = (
     Mutant(_LUA + "seal.lua", "if #old > 0 then remove(ids, old) end\n", "", _TESTS + "test_old_ids_are_removed"),
     Mutant(
         _LUA + "seal.lua",
-        "if not redis.call('ZSCORE', ids.late, claim) then return {'unsealed'} end",
+        "if not is_claimed(ids, claim) then return {'unsealed'} end",
         "",
         _TESTS + "test_lost_claims_end_the_attempt",
+    ),
+    Mutant(
+        _LUA + "claim.lua",
+        "if before ~= '' and not is_claimed(ids, before)",
+        "if false",
+        _TESTS + "test_lost_claim_keeps_the_order_of_records",
+    ),
+    Mutant(
+        "spark/redis/ids.py",
+        "{offsets[0]}:{offsets[-1]}",
+        "{offsets[0]}",
+        _TESTS + "test_claim_of_a_shorter_attempt",
     ),
     Mutant(
         _LUA + "replace.lua",

@@ -28,7 +28,7 @@ from onceflow.spark.redis.targets import Ids
 IDS_PER_CLAIM = 2_000
 COLUMNS = ("id", "partition", "offset", "timestamp")
 """Columns of the records; the id is binary, or null."""
-REPORT = "partition int, offset bigint, first_ms bigint, newest_ms bigint, reply string"
+REPORT = "partition int, claim string, first_ms bigint, newest_ms bigint, reply string"
 
 
 class Times(NamedTuple):
@@ -56,16 +56,17 @@ class ClaimWriter:
         The last one has the script's refusal, if there is one. Raises RedisFailed.
         """
         reached: dict[int, Times] = {}
+        claims: dict[int, str] = {}
         for part in _parts(batches):
-            reply = self._claim(part, reached)
-            is_refused = reply[0] not in ("done", "already")
             partition = part.column("partition")[0].as_py()
-            offset = part.column("offset")[0].as_py()
-            yield _report(partition, offset, *reached[partition], json.dumps(reply) if is_refused else "")
+            before, claims[partition] = claims.get(partition, ""), _name_of(part)
+            reply = self._claim(part, reached, before, claims[partition])
+            is_refused = reply[0] not in ("done", "already")
+            yield _report(partition, claims[partition], *reached[partition], json.dumps(reply) if is_refused else "")
             if is_refused:
                 return
 
-    def _claim(self, part: pa.RecordBatch, reached: dict[int, Times]) -> list[str]:
+    def _claim(self, part: pa.RecordBatch, reached: dict[int, Times], claim_before: str, claim: str) -> list[str]:
         """Claim the ids of some records of one partition; return the script's reply."""
         ids = self.keys.ids
         assert ids is not None
@@ -78,7 +79,7 @@ class ClaimWriter:
         starts = times // ids.width_ms * ids.width_ms
         cuts = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(starts)]
         words, offsets = part.column("id").to_pylist(), part.column("offset").to_pylist()
-        arguments: list[Argument] = [partition, len(cuts) - 1]
+        arguments: list[Argument] = [partition, claim_before, claim, len(cuts) - 1]
         touched: dict[bytes, None] = {}
         for begin, end in itertools.pairwise(cuts):
             start = int(starts[begin])
@@ -98,7 +99,7 @@ class Claimed(NamedTuple):
     times: dict[int, Times]
     """Times of each partition."""
     scripts: list[str]
-    """`PARTITION:OFFSET` of the first record of each script; Redis keeps them until the batch is complete."""
+    """`PARTITION:FIRST:LAST` of each script, by its offsets; Redis keeps them until the batch is complete."""
 
 
 def claim(records: Any, writer: ClaimWriter) -> Claimed:
@@ -114,7 +115,7 @@ def claim(records: Any, writer: ClaimWriter) -> Claimed:
         known = claimed.times.get(row.partition, row)
         first_ms, newest_ms = min(known.first_ms, row.first_ms), max(known.newest_ms, row.newest_ms)
         claimed.times[row.partition] = Times(first_ms, newest_ms)
-        claimed.scripts.append(f"{row.partition}:{row.offset}")
+        claimed.scripts.append(row.claim)
     return claimed
 
 
@@ -159,8 +160,14 @@ def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 yield batch.slice(first, min(IDS_PER_CLAIM, end - first))
 
 
+def _name_of(part: pa.RecordBatch) -> str:
+    """Return the name of the claim of these records, `PARTITION:FIRST:LAST`."""
+    offsets = part.column("offset")
+    return f"{part.column('partition')[0]}:{offsets[0]}:{offsets[-1]}"
+
+
 def _report(*cells: int | str) -> pa.RecordBatch:
-    types = (pa.int32(), pa.int64(), pa.int64(), pa.int64(), pa.string())
+    types = (pa.int32(), pa.string(), pa.int64(), pa.int64(), pa.string())
     arrays = [pa.array([cell], kind) for cell, kind in zip(cells, types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=[column.split()[0] for column in REPORT.split(", ")])
 

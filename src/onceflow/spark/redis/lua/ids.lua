@@ -5,8 +5,14 @@
 -- counts requires it. `seal` finds in the sorted set of duplicates a trace of each script that claimed, with a score below
 -- all offsets. So if Redis loses a claim before, `seal` is refused; if later, `sealed` and the batch's counts are lost, too.
 
-local function claim_member(position)
-  return 'claim:' .. position
+local function claim_member(claim)
+  return 'claim:' .. claim
+end
+
+-- The script of this claim has run, and Redis has not lost it. A claim is named by its first and its last offset: another
+-- attempt may divide the records in another way.
+local function is_claimed(ids, claim)
+  return redis.call('ZSCORE', ids.late, claim_member(claim))
 end
 
 -- For each group: start of its bucket, number of records, then their ids and their offsets.

@@ -1,12 +1,12 @@
 -- Records that all ids of a batch are claimed, and removes those that no record from this batch on can have again.
 -- ARGV: query, owner, batch, digest, number of the batch before, newest times by partition, indexes, number of the ids'
--- index, number of scripts that claimed, then their first positions, number of partitions, then the first and the last
--- start that each still needs.
+-- index, number of claims, then their names, number of partitions, then the first and the last start that each still
+-- needs.
 local query, owner, _, digest, previous, times = take(), take(), take(), take(), take(), take()
 local indexes = take_indexes()
 local ids = indexes[take_number()]
 local claims = {}
-for number = 1, take_number() do claims[number] = claim_member(take()) end
+for number = 1, take_number() do claims[number] = take() end
 local needed = {}
 for number = 1, take_number() do needed[number] = {first = take_number(), last = take_number()} end
 
@@ -17,7 +17,7 @@ refusal = refusal_of_next(previous) or refusal_of_type(ids.key, 'zset') or refus
 if refusal then return refusal end
 -- Redis has lost claims, or a rebuild has replaced them.
 for _, claim in ipairs(claims) do
-  if not redis.call('ZSCORE', ids.late, claim) then return {'unsealed'} end
+  if not is_claimed(ids, claim) then return {'unsealed'} end
 end
 
 local function is_needed(start)
