@@ -215,8 +215,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/group_offsets.py",
-        "                if (topic, index) in unstable",
-        "                if (topic, index) in offsets and (topic, index) in unstable",
+        "        if (topic, index) in unstable:",
+        "        if (topic, index) in offsets and (topic, index) in unstable:",
         "broker/transactions/test_traps.py::test_trap_05_offsets_must_be_added_first",
     ),
     Mutant(
