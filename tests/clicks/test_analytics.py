@@ -208,5 +208,10 @@ def test_verify_finds_each_wrong_measure(run: CountingRun, spark: SparkSession) 
         client.sadd(f"{run.keys.beside('hour-users')}:{member}", "nobody")
         client.zpopmin(f"{run.keys.beside('sessions')}:{uid}")
         client.hincrby(run.keys.beside("page"), "/", -1)
+        hour = client.zrange(run.keys.beside("sessions-hour"), 0, 0)[0].decode()
+        client.hincrby(f"{run.keys.beside('sessions-hour')}:{hour}", "length_ms", 1)
+        day = client.zrange(run.keys.beside("sessions-day"), 0, 0)[0].decode()
+        client.zrem(run.keys.beside("sessions-day"), day)
     wrong = {difference["key"].removeprefix(run.keys.beside("")) for difference in run.verify(code=1)["differences"]}
-    assert wrong == {f"minute:{minute}", f"hour-users:{member}", f"sessions:{uid}", "page"}
+    counted_sessions = {f"sessions:{uid}", f"sessions-hour:{hour}", f"sessions-day:{day}"}
+    assert wrong == {f"minute:{minute}", f"hour-users:{member}", "page"} | counted_sessions

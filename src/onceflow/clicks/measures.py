@@ -33,7 +33,21 @@ NO_TIME, FUTURE = "no_time", "future"
 COUNT, TOTALS, SESSIONS, BAD, DEAD = "count", "totals", "sessions", "bad", "dead"
 RESERVED = (
     *(UID, CLICKS, EVENTS, EVENT_TIME, SESSION, NO_TIME, FUTURE, *(width.name for width in WIDTHS)),
-    *(COUNT, TOTALS, SESSIONS, "top", BAD, DEAD, "history", "onceflow", "value", "key", "topic", "partition"),
+    *(
+        COUNT,
+        TOTALS,
+        SESSIONS,
+        "top",
+        BAD,
+        DEAD,
+        "history",
+        "onceflow",
+        "verified",
+        "value",
+        "key",
+        "topic",
+        "partition",
+    ),
     *("offset", "timestamp", "rejected", "grouping_id", "rebuild", "ids", "duplicates"),
 )
 """Names of columns and keys, which a dimension cannot have."""

@@ -4,6 +4,7 @@ Only what retention must have kept is compared: buckets and sessions that begin 
 minus their retention. Estimates of distinct users may differ by 3 %, more than three standard errors of a HyperLogLog.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ from onceflow.clicks.recount_measures import RANKED, WIDTH_MS, MeasureRecount
 
 ESTIMATE_ERROR_MAX = 0.03
 KEYS_AT_ONCE = 1_000
+SESSION_SUMS = {f"sessions-{width}": width for width in RANKED}
+"""Target of the sums over sessions by their start → width of its buckets."""
 
 Found = tuple[str, str, int | str | None, str | None]
 """Target, field, value in the log, value in Redis."""
@@ -27,6 +30,7 @@ class MeasureCounts:
     """The members, or the estimate of their number."""
     sessions: set[tuple[str, str]] = field(default_factory=set)
     """User, and `started,ended,events,clicks`."""
+    session_sums: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
 
 
 def read_measures(client: Any, key_of: Callable[[str], str], plan: Mapping[str, Any]) -> MeasureCounts:
@@ -50,6 +54,9 @@ def read_measures(client: Any, key_of: Callable[[str], str], plan: Mapping[str, 
     if plan["sessions"]:
         for uid, sessions in reader.buckets("sessions", "zrange", 0, -1):
             counts.sessions.update((uid, _text(session)) for session in sessions)
+        for target in SESSION_SUMS:
+            for member, fields in reader.buckets(target, "hgetall"):
+                counts.session_sums[target, int(member)] = _amounts(fields.items())
     return counts
 
 
@@ -98,13 +105,27 @@ def compare_measures(
             expected_users = recount.users.get((target, start, group), set())
             stored_users = counts.users.get((target, start, group), set())
             yield from _compare_users(f"{target}:{start}:{group}", expected_users, stored_users, plan)
+    yield from _compare_sessions(counts, recount, floor)
+
+
+def _compare_sessions(counts: MeasureCounts, recount: MeasureRecount, floor: Callable[[str], int]) -> Iterator[Found]:
     floor_ms = floor("sessions")
-    expected_sessions = {
-        (uid, ",".join(map(str, session))) for uid, *session in recount.sessions() if session[0] >= floor_ms
-    }
+    expected_sessions: set[tuple[str, str]] = set()
+    expected_sums: dict[tuple[str, int], Counter[str]] = {}
+    for uid, started, ended, events, clicks in recount.sessions():
+        if started >= floor_ms:
+            expected_sessions.add((uid, f"{started},{ended},{events},{clicks}"))
+        for target, width in SESSION_SUMS.items():
+            sums = expected_sums.setdefault((target, started // WIDTH_MS[width] * WIDTH_MS[width]), Counter())
+            sums.update(intervals=1, events=events, length_ms=ended - started)
     stored_sessions = {one for one in counts.sessions if int(one[1].partition(",")[0]) >= floor_ms}
     yield from ((f"sessions:{uid}", session, "a session", None) for uid, session in expected_sessions - stored_sessions)
     yield from ((f"sessions:{uid}", session, None, "a session") for uid, session in stored_sessions - expected_sessions)
+    for target, start in sorted(counts.session_sums.keys() | expected_sums.keys()):
+        # A sum has all its sessions if none of them may have been removed.
+        if start >= max(floor_ms, floor(SESSION_SUMS[target])):
+            amounts: Mapping[str, int] = expected_sums.get((target, start), {})
+            yield from _compare(f"{target}:{start}", amounts, counts.session_sums.get((target, start), {}))
 
 
 def _compare_users(key: str, users: set[str], stored: set[str] | int, plan: Mapping[str, Any]) -> Iterator[Found]:
