@@ -80,21 +80,19 @@ SPARK_GROUPS = {
 """Groups of tests that share a Spark session, about as long as each other; all others are the group `pipeline`."""
 
 
-ON_ZOOKEEPER = "tests/broker/cluster/"
-"""Tests that share one ZooKeeper."""
+TOGETHER = ("tests/broker/cluster/", "tests/test_tidy.py", "tests/test_words.py")
+"""Tests that share a ZooKeeper, or what they have read."""
 
 
 class SparkTogether(LoadScopeScheduling):
-    """Three shared Spark sessions and one ZooKeeper, each on one worker; every other test goes to any worker.
+    """Three shared Spark sessions, and the tests of each of `TOGETHER`, on one worker; all others go to any worker.
 
     It stands in for xdist's own `loadgroup`, which finds no groups under pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(ON_ZOOKEEPER):
-            return "zookeeper"
         if SHARED_SPARK not in nodeid:
-            return nodeid
+            return next((beginning for beginning in TOGETHER if nodeid.startswith(beginning)), nodeid)
         return next((group for group, beginnings in SPARK_GROUPS.items() if nodeid.startswith(beginnings)), "pipeline")
 
 

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,15 @@ def modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+def named(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def package_of(path: Path) -> str:
     """Return `log` for `onceflow/log/index.py`, `services` for `onceflow/services.py`, else the top-level package."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
@@ -81,6 +91,12 @@ def may_import(package: str) -> set[str]:
     return allowed
 
 
+@cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """Return line and name of all imports of a module."""
+    return list(imported(parsed(path)))
+
+
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -90,19 +106,21 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_follow_the_chains(path: Path) -> None:
+def test_imports_follow_the_chains() -> None:
+    wrong = [text for path in modules() for text in wrong_imports(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def wrong_imports(path: Path) -> Iterator[str]:
     package = package_of(path)
-    wrong = []
-    for line, name in imported(ast.parse(path.read_text())):
+    for line, name in imports_of(path):
         parts = name.split(".")
         if parts[0] != "onceflow" or len(parts) < 2 or not is_package(parts[1]):
             continue
         if package not in {"__init__", "__main__"} and parts[1] not in may_import(package):
-            wrong.append(f"line {line}: {package} → {name}")
+            yield f"{named(path)}:{line}: {package} → {name}"
         if package in {"log", "broker"} and parts[1:3] in COLUMNS:
-            wrong.append(f"line {line}: {package} → {name}, which loads numpy and pyarrow")
-    assert not wrong
+            yield f"{named(path)}:{line}: {package} → {name}, which loads numpy and pyarrow"
 
 
 def part_of(name: str) -> tuple[str, str] | None:
@@ -121,30 +139,32 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_inside_packages_go_down(path: Path) -> None:
+def test_imports_inside_packages_go_down() -> None:
+    wrong = [text for path in modules() for text in imports_that_go_up(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def imports_that_go_up(path: Path) -> Iterator[str]:
     own = part_of(name_of(path))
     if own is None:
         return
     package, part = own
     depth = layer_of(package, part)
     assert depth is not None or package == "cli", f"{part} has no layer"
-    wrong = []
-    for line, name in imported(ast.parse(path.read_text())):
+    for line, name in imports_of(path):
         other = part_of(name)
         if depth is None or other is None or other[0] != package or other[1] == part:
             continue
         below = layer_of(*other)
         if below is not None and below <= depth:
-            wrong.append(f"line {line}: {part} → {name}")
-    assert not wrong
+            yield f"{named(path)}:{line}: {part} → {name}"
 
 
 def test_no_modules_import_each_other() -> None:
     """Includes TYPE_CHECKING; imports through a package's __init__ are not followed."""
     names = {name_of(path): path for path in modules() if path.name != "__init__.py"}
     graph = {
-        name: {other for _, other in imported(ast.parse(path.read_text())) if other in names and other != name}
+        name: {other for _, other in imports_of(path) if other in names and other != name}
         for name, path in names.items()
     }
     cycles: list[str] = []
@@ -167,31 +187,34 @@ def is_package(name: str) -> bool:
     return (SOURCE / "onceflow" / name).is_dir() or (SOURCE / "onceflow" / f"{name}.py").is_file()
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_nothing_is_too_long(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= MODULE_LINES_MAX, "split it by a word of the domain"
-    long = [
-        f"{node.name}: {length} lines"
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
-    ]
-    assert not long
+def test_nothing_is_too_long() -> None:
+    long = [text for path in modules() for text in lengths_over_the_limit(path)]
+    assert not long, "\n".join(long)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_every_module_has_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module starts with a docstring"
+def lengths_over_the_limit(path: Path) -> Iterator[str]:
+    lines = len(path.read_text().splitlines())
+    if lines > MODULE_LINES_MAX:
+        yield f"{named(path)}: {lines} lines; split it by a word of the domain"
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                yield f"{named(path)}: {node.name}: {length} lines"
+
+
+def test_every_module_has_a_docstring() -> None:
+    missing = [named(path) for path in modules() if not ast.get_docstring(parsed(path))]
+    assert not missing, "a module starts with a docstring"
 
 
 @pytest.mark.parametrize(
     "path",
     [*sorted(SOURCE.glob("onceflow/testing/*.py")), SOURCE / "pyspark_onceflow" / "__init__.py"],
-    ids=lambda path: str(path.relative_to(SOURCE)),
+    ids=named,
 )
 def test_modules_for_other_programs_are_light(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     at_module_level = {
         module.split(".")[0]
         for node in tree.body
