@@ -30,6 +30,7 @@ STEPS = ["acquire", "begin", *(f"chunk {number}" for number in range(CHUNKS)), "
 
 @pytest.fixture
 def url(redis_server: Any) -> Iterator[str]:
+    redis_pool.client(redis_server.url).flushall()  # Tests compare all keys, and other tests leave thousands.
     yield redis_server.url
     redis_pool.close(redis_server.url)
 
