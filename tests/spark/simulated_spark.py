@@ -83,6 +83,8 @@ def _random_access_file(path: str, _mode: str) -> Any:
     )
 
 
+LONG_MAX = 2**63 - 1
+"""Above it, `try_sum` returns null."""
 ROW_SCHEMA = pa.schema(
     [("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64()), ("value", pa.binary())]
 )
@@ -220,15 +222,18 @@ def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys) -> redis_rows.C
 def _sums(writer: BatchWriter, rows: Frame) -> Frame:
     """Return one row for each target and field, as `redis_chunks.reduced` does."""
     versions = {entry.target for entry in writer.keys.sets}
-    sums: dict[tuple[str, bytes], tuple[int, bytes | None]] = {}
+    sums: dict[tuple[str, bytes], tuple[Any, bytes | None]] = {}
     for target, name, amount, value in rows.rows:
         known = sums.get((target, name))
+        if target in writer.keys.entry_targets:
+            continue
         if known is None:
             sums[target, name] = (amount, value)
         elif target in versions:
             sums[target, name] = max(known, (amount, value))
         else:
             sums[target, name] = (known[0] + amount, None)
+    sums = {key: (None if amount > LONG_MAX else amount, value) for key, (amount, value) in sums.items()}
     return Frame(rows.sparkSession, [(*key, *held) for key, held in sums.items()])
 
 

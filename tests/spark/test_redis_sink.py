@@ -1,9 +1,10 @@
-"""The Redis sink with real Spark and a real Valkey.
+"""The Redis sink on a real Valkey, with real Spark where Spark's own part matters, else with simulated executors.
 
 The tests write the checkpoint's files themselves, so that any batch can be repeated or end after any of its writes.
 """
 
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
 from onceflow.cli import onceflow
@@ -39,6 +40,7 @@ from onceflow.spark.redis_sink import (
     UnsuitableRedis,
 )
 from tests import remedies
+from tests.spark import simulated_spark
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
 
 Rows = Sequence[tuple[str | None, bytes | None, int | None]]
@@ -71,8 +73,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 class Sinks:
     """Sinks of successive starts of one query."""
 
-    def __init__(self, url: str, files: SparkFiles, spark: SparkSession) -> None:
-        self.url, self.files, self.spark = url, files, spark
+    def __init__(self, url: str, files: SparkFiles, spark: Any) -> None:
+        self.url, self.files = url, files
+        self.spark = spark
+        """A session of Spark or of `simulated_spark`."""
         self.made: list[RedisSink] = []
         self.rebuilt: list[MissingRanges] = []
 
@@ -105,12 +109,14 @@ class Sinks:
             sink.close()
         self.made.clear()
 
-    def rows(self, rows: Rows) -> DataFrame:
+    def rows(self, rows: Rows) -> Any:
+        if isinstance(self.spark, simulated_spark.Session):
+            return simulated_spark.Frame(self.spark, [(*row, None) for row in rows])
         columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
         table = pa.table([pa.array(column, kind) for column, kind in zip(columns, TYPES, strict=True)], NAMES)
         return self.spark.createDataFrame(table)
 
-    def rebuild(self, missing: MissingRanges) -> DataFrame:
+    def rebuild(self, missing: MissingRanges) -> Any:
         """Return the rows of the batches in these ranges, ten offsets each, as the log has them."""
         self.rebuilt.append(missing)
         (part,) = missing.ranges
@@ -129,8 +135,21 @@ class Sinks:
 
 
 @pytest.fixture
-def sinks(redis_client: Any, redis_server: Any, files: SparkFiles, spark: SparkSession) -> Iterator[Sinks]:
-    made = Sinks(redis_server.url, files, spark)
+def sinks(
+    request: pytest.FixtureRequest,
+    redis_client: Any,
+    redis_server: Any,
+    files: SparkFiles,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Sinks]:
+    """Sinks with real Spark in a test that uses the fixture `spark`, else with simulated executors."""
+    if "spark" in request.fixturenames:
+        session = request.getfixturevalue("spark")
+    else:
+        simulated_spark.stand_in(monkeypatch)
+        executors = simulated_spark.Executors(random.Random(7), at=lambda _point: None)
+        session = simulated_spark.Session(executors, query=lambda: None)
+    made = Sinks(redis_server.url, files, session)
     yield made
     made.close()
 
@@ -173,6 +192,7 @@ def marker_of(client: Any) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in client.hgetall("{counts}:onceflow").items()}
 
 
+@pytest.mark.usefixtures("spark")
 def test_small_batches(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1, 2)
     assert_counted(redis_client, 3)
@@ -184,7 +204,7 @@ def test_small_batches(sinks: Sinks, redis_client: Any) -> None:
     assert int(marker["finished_ms"]) - int(marker["started_ms"]) >= int(marker["duration_ms"]) >= 0
 
 
-@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.usefixtures("spark", "small_chunks")
 def test_batches_of_chunks(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     assert_counted(redis_client, 2)
@@ -193,6 +213,7 @@ def test_batches_of_chunks(sinks: Sinks, redis_client: Any) -> None:
     assert not [name for name in marker if name.startswith("chunk:")]
 
 
+@pytest.mark.usefixtures("spark")
 def test_repeated_batch_is_only_read(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     before = redis_client.dump("counts")
@@ -266,10 +287,21 @@ KILLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_killed_batch_is_finished_once(
     sinks: Sinks, redis_client: Any, kill: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kill_and_finish(sinks, redis_client, KILLS[kill], monkeypatch)
+
+
+@pytest.mark.usefixtures("spark", "small_chunks")
+def test_killed_spark_batch_is_finished_once(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_and_finish(sinks, redis_client, KILLS["after some chunks"], monkeypatch)
+
+
+def kill_and_finish(
+    sinks: Sinks, redis_client: Any, kill: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sinks.run(sinks.start(), 0)
     sink = sinks.start()
     with monkeypatch.context() as patch:
-        KILLS[kill](patch)
+        kill(patch)
         with pytest.raises(Killed):
             sinks.batch(sink, 1)
     # The rows have another order and layout, as Spark allows.
@@ -279,7 +311,7 @@ def test_killed_batch_is_finished_once(
     assert not [name for name in marker_of(redis_client) if name.startswith("chunk:")]
 
 
-@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.usefixtures("spark", "small_chunks")
 def test_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
@@ -329,6 +361,7 @@ def test_wrong_value_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
     assert_counted(redis_client, 3)
 
 
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     "row", [(None, b"a", 1), ("count", None, 1), ("count", b"a", None), ("dead", None, 1), ("other", b"a", 1)]
 )
@@ -342,7 +375,7 @@ def test_invalid_row_stops_the_batch(sinks: Sinks, redis_client: Any, row: Any) 
     assert not redis_client.exists("counts")
 
 
-@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.usefixtures("spark", "small_chunks")
 def test_amounts_that_overflow_stop_the_batch(sinks: Sinks) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
@@ -362,6 +395,7 @@ def test_chunk_over_byte_limit_stops_the_batch(
     assert not redis_client.exists("counts")
 
 
+@pytest.mark.usefixtures("spark")
 def test_field_over_byte_limit_stops_the_batch(sinks: Sinks, redis_client: Any) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
@@ -370,6 +404,7 @@ def test_field_over_byte_limit_stops_the_batch(sinks: Sinks, redis_client: Any) 
     assert not redis_client.exists("counts")
 
 
+@pytest.mark.usefixtures("spark")
 def test_other_columns_are_refused(sinks: Sinks) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
@@ -473,6 +508,7 @@ def test_rollback_during_a_batch_is_repaired(sinks: Sinks, redis_client: Any, mo
     assert_counted(redis_client, 5, repaired=True)
 
 
+@pytest.mark.usefixtures("spark")
 def test_impossible_repair_stops_the_query(sinks: Sinks, redis_client: Any) -> None:
     def trimmed(missing: MissingRanges) -> DataFrame:
         raise DataLost(f"{missing.ranges[0]} is missing from the log")
@@ -622,6 +658,7 @@ def test_redis_keeping_torn_scripts_is_warned_about(
     assert ("has aof-load-truncated 'yes': if a power cut tears a script" in caplog.text) is is_warned
 
 
+@pytest.mark.usefixtures("spark")
 def test_two_sinks_cannot_share_a_checkpoint(sinks: Sinks) -> None:
     first = sinks.start()
     first.open(sinks.spark)
@@ -649,6 +686,7 @@ def test_two_sinks_cannot_share_a_marker(sinks: Sinks, redis_client: Any) -> Non
     assert_counted(redis_client, 2)
 
 
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("sums_max", [43, 42])
 def test_sums_determine_the_number_of_scripts(
     sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch, sums_max: int

@@ -269,6 +269,7 @@ def test_amount_too_large(
 
 
 @pytest.mark.remedy(Remedy.SHORTER_FIELDS)
+@pytest.mark.usefixtures("spark")
 def test_field_too_long(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0)
     with pytest.raises(IncompatibleData) as raised:
@@ -305,14 +306,14 @@ def test_slow_sync(sinks: Sinks, own_redis: RedisProcess, monkeypatch: pytest.Mo
     client.bgrewriteaof()
     (rewriting,) = Path(f"/proc/{own_redis.pid}/task/{own_redis.pid}/children").read_text().split()
     os.kill(int(rewriting), signal.SIGSTOP)  # The rewrite cannot end before the batch.
-    monkeypatch.setattr(redis_target, "SYNC_WAIT_MS", 50)
-    with pytest.raises(UnsuitableRedis, match="did not sync batch 2") as raised:
-        sinks.batch(sink, 2)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(redis_target, "SYNC_WAIT_MS", 50)
+        with pytest.raises(UnsuitableRedis, match="did not sync batch 2") as raised:
+            sinks.batch(sink, 2)
     remedies.find(Remedy.REDIS_SYNC, raised.value)
     assert client.info("persistence")["aof_rewrite_in_progress"] == 1
     os.kill(int(rewriting), signal.SIGCONT)
     wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "a rewritten file")
-    monkeypatch.undo()
     remedies.find(Remedy.START_AGAIN, raised.value)
     sinks.run(sinks.start(), 2)
     assert_counted(client, 3)

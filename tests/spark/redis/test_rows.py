@@ -123,6 +123,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+@pytest.mark.usefixtures("spark")
 def test_small_batches_are_measured_once(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
     sinks.run(sinks.start(), 0, 1, 2)
     sinks.run(sinks.start(), 3, 4)
@@ -130,6 +131,7 @@ def test_small_batches_are_measured_once(sinks: Sinks, redis_client: Any, measur
     assert_counted(redis_client, 5)
 
 
+@pytest.mark.usefixtures("spark")
 def test_stateful_query_is_always_measured(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
     """A closing window produces rows from much earlier offsets."""
     sink = sinks.start()
@@ -140,6 +142,7 @@ def test_stateful_query_is_always_measured(sinks: Sinks, redis_client: Any, meas
     assert_counted(redis_client, 4)
 
 
+@pytest.mark.usefixtures("spark")
 def test_failed_batch_is_measured_again(
     sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +158,7 @@ def test_failed_batch_is_measured_again(
     assert_counted(redis_client, 5)
 
 
+@pytest.mark.usefixtures("spark")
 def test_large_batch_after_small_ones_has_chunks(
     sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +171,7 @@ def test_large_batch_after_small_ones_has_chunks(
     assert int(marker_of(redis_client)["chunks"]) > 1
 
 
+@pytest.mark.usefixtures("spark")
 def test_invalid_row_after_a_small_batch(sinks: Sinks, redis_client: Any, measured: list[int]) -> None:
     sink = sinks.start()
     sinks.run(sink, 0, 1)
