@@ -39,9 +39,10 @@ from tests.broker.simulation.world import Steps, World
 from tests.campaigns import RecordProperty, tell
 
 STEPS = 500
-SEEDS = 300
+SEEDS = 100
+SEEDS_AT_ONCE = 50
 CAMPAIGN_SEEDS = 10_000
-SEEDS_AT_ONCE = 100
+CAMPAIGN_SEEDS_AT_ONCE = 1_000
 IN_MEMORY = Path("/dev/shm")
 """Directory in memory: the faulty disk simulates power cuts, and real syncs only cost time."""
 
@@ -163,10 +164,10 @@ def test_acknowledged_records_exist(first: int, directory: Path) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("first", range(0, CAMPAIGN_SEEDS, 10 * SEEDS_AT_ONCE))
+@pytest.mark.parametrize("first", range(0, CAMPAIGN_SEEDS, CAMPAIGN_SEEDS_AT_ONCE))
 def test_acknowledged_records_exist_in_more_seeds(first: int, directory: Path, record_property: RecordProperty) -> None:
     """The whole broker on a disk with every fault: what it acknowledged is there, in order, once."""
-    seeds = range(first, first + 10 * SEEDS_AT_ONCE)
+    seeds = range(first, first + CAMPAIGN_SEEDS_AT_ONCE)
     counts = run(seeds, directory)
     assert not [fault for fault in FAULTS if not counts[fault]], counts
     tell(record_property, seeds, counts)
