@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import duckdb
+import pyarrow.parquet as pq
 
 from onceflow.clicks.archive import Archive, Version, plan_of, write_hours
 from onceflow.clicks.event_table import event_table
@@ -65,8 +65,5 @@ def filled(
 
 def offsets_in(paths: Sequence[str]) -> list[int]:
     """Return the offsets of the events in Parquet files, sorted."""
-    if not paths:
-        return []
-    with duckdb.connect() as database:
-        query = 'SELECT "offset" FROM read_parquet($1) ORDER BY 1'
-        return [row[0] for row in database.execute(query, [list(paths)]).fetchall()]
+    columns = [pq.ParquetFile(path).read(["offset"]).column(0) for path in paths]
+    return sorted(offset for column in columns for offset in column.to_pylist())
