@@ -1,6 +1,8 @@
 """The server of `/metrics`: its paths, its errors and its limits."""
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from onceflow import metrics_server
 from onceflow.metrics_server import MetricsServer
+from tests.conftest import WITHIN_S
 from tests.scrapes import get, scrape
 
 
@@ -52,6 +55,37 @@ def test_silent_connections_are_limited(server: MetricsServer, monkeypatch: pyte
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_waiting_scrapes_are_limited() -> None:
+    """A client that leaves and asks again does not add threads while a scrape is slow."""
+    may_end = threading.Event()
+
+    def collect() -> list[Metric]:
+        may_end.wait(WITHIN_S)
+        return []
+
+    serving = MetricsServer("127.0.0.1", 0, collect)
+    serving.start()
+    before = threading.active_count()
+    address = ("127.0.0.1", int(serving.url.rpartition(":")[2].partition("/")[0]))
+    clients: list[socket.socket] = []
+    try:
+        for _ in range(metrics_server.SCRAPES_MAX):
+            clients.append(socket.create_connection(address, timeout=WITHIN_S))
+            clients[-1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        deadline = time.monotonic() + WITHIN_S
+        while serving._server.places._value:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for _ in range(20):
+            assert get(serving.url)[0] == 503
+        assert threading.active_count() <= before + metrics_server.SCRAPES_MAX + metrics_server.CONNECTIONS_MAX
+    finally:
+        may_end.set()
+        for client in clients:
+            client.close()
+        serving.stop()
 
 
 def test_the_port_is_free_after_a_stop(server: MetricsServer) -> None:

@@ -1,6 +1,7 @@
 """Server of `/metrics` in threads of its own, for programs without an HTTP server: the broker and the pipeline.
 
-Clients cannot make it grow: a connection beyond the limit closes the oldest one, and one scrape is collected at a time.
+Clients cannot make it grow: a connection beyond the limit closes the oldest one, one scrape is collected at a time, and
+few may wait for it.
 """
 
 import logging
@@ -22,6 +23,8 @@ from onceflow.listening import listen, url
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 8
+SCRAPES_MAX = 8
+"""Maximum of the scrapes that are collected or wait. A closed connection does not end one that waits."""
 READ_SECONDS = 10.0
 POLL_SECONDS = 0.25
 """Maximum time until a stop is noticed."""
@@ -104,6 +107,7 @@ class _Server(ThreadingHTTPServer):
         self.socket = listening
         self.registry = registry
         self.scrape = threading.Lock()
+        self.places = threading.BoundedSemaphore(SCRAPES_MAX)
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
 
@@ -141,6 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != PATH:
             self._respond(404, "text/plain; charset=utf-8", f"metrics are at {PATH}\n".encode())
             return
+        if not self.server.places.acquire(blocking=False):
+            self._respond(503, "text/plain; charset=utf-8", f"{SCRAPES_MAX} other scrapes are in progress\n".encode())
+            return
         try:
             with self.server.scrape:
                 content, content_type = exposition(self.server.registry, self.headers.get("Accept", ""))
@@ -148,6 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
             logger.exception("metrics could not be collected")
             self._respond(500, "text/plain; charset=utf-8", f"metrics could not be collected: {error}\n".encode())
             return
+        finally:
+            self.server.places.release()
         self._respond(200, content_type, content)
 
     def _respond(self, status: int, content_type: str, content: bytes) -> None:

@@ -1,11 +1,18 @@
 """`/metrics` of the page: the counts, their lag, and what is down."""
 
+import asyncio
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pytest
+from prometheus_client.metrics_core import Metric
+from starlette.requests import Request
+
+from onceflow.dashboard.metrics import WAITING_MAX, PageMetrics
 from onceflow.dashboard.sources import Addresses
-from tests.conftest import RedisProcess
+from tests.conftest import WITHIN_S, RedisProcess
 from tests.dashboard.conftest import UNREACHABLE, Counted, RunningPage
 from tests.scrapes import Scraped, scrape
 
@@ -53,3 +60,23 @@ def test_redis_that_is_down(serve_page: ServePage, bootstrap: str, new_redis: Ca
     now = scraped(page)
     assert (now.value(f"{PREFIX}redis_up"), now.value(f"{PREFIX}broker_up")) == (0, 1)
     assert not {f"{PREFIX}events_total", f"{PREFIX}lag_messages"} & now.names
+
+
+def test_waiting_scrapes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+
+    def collect(_: PageMetrics) -> Iterator[Metric]:
+        may_end.wait(WITHIN_S)
+        return iter(())
+
+    async def statuses() -> list[int]:
+        request = Request({"type": "http", "headers": []})
+        scrapes = [asyncio.ensure_future(metrics.respond(request)) for _ in range(WAITING_MAX + 5)]
+        await asyncio.wait(scrapes, return_when=asyncio.FIRST_COMPLETED)
+        may_end.set()
+        return [response.status_code for response in await asyncio.gather(*scrapes)]
+
+    monkeypatch.setattr(PageMetrics, "_collect", collect)
+    metrics = PageMetrics(Addresses(f"redis://{UNREACHABLE}", "clicks", UNREACHABLE, "user_events"), lambda: 0)
+    assert asyncio.run(statuses()) == [200] * (WAITING_MAX + 1) + [503] * 4
+    metrics.close()

@@ -1,10 +1,9 @@
 """`/metrics` of the page: the counts, their lag, and whether Redis and the broker respond.
 
-Each scrape reads both itself, at most one at a time, so that the numbers are those of now although no page is open.
+Each scrape reads both itself, at most one at a time, so that the numbers are those of now although no page is open. Few
+may wait, so that slow sources let neither memory nor threads grow.
 """
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,11 +12,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from onceflow.clicks.results import MarkerView, Snapshot
+from onceflow.dashboard.api.workers import Busy, TimedOut, Workers
 from onceflow.dashboard.sources import Addresses, Backlog, CountsSource, LogSource
 from onceflow.errors import OnceflowError
 from onceflow.metrics_server import exposition, registry_of
 
 PREFIX = "onceflow_dashboard_"
+WAITING_MAX = 7
+"""Scrapes that may wait for another one."""
+SCRAPE_S = 60.0
 REASONS_MAX = 50
 """Reasons of bad events with a series of their own; the rules of docs/events.md have fewer."""
 
@@ -30,16 +33,16 @@ class PageMetrics:
         self._log = LogSource(addresses)
         self._open_pages = open_pages
         self._registry = registry_of(self._collect)
-        self._scrape = threading.Lock()
+        self._scrapes = Workers("metrics", threads=1, waiting_max=WAITING_MAX, seconds_max=SCRAPE_S)
 
     async def respond(self, request: Request) -> Response:
         """Respond to a scrape."""
-        content, content_type = await asyncio.to_thread(self._render, request.headers.get("accept", ""))
+        accept = request.headers.get("accept", "")
+        try:
+            content, content_type = await self._scrapes.run(lambda _: exposition(self._registry, accept))
+        except (Busy, TimedOut) as error:
+            return PlainTextResponse(f"{error}\n", 503)
         return PlainTextResponse(content, headers={"Content-Type": content_type})
-
-    def _render(self, accept: str) -> tuple[bytes, str]:
-        with self._scrape:
-            return exposition(self._registry, accept)
 
     def _collect(self) -> Iterator[Metric]:
         now_ms = time.time_ns() // 1_000_000
@@ -67,10 +70,10 @@ class PageMetrics:
             return None
 
     def close(self) -> None:
-        """Close the connections."""
-        with self._scrape:
-            self._counts.close()
-            self._log.close()
+        """Wait for a running scrape, and close the connections."""
+        self._scrapes.shutdown()
+        self._counts.close()
+        self._log.close()
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
