@@ -105,15 +105,7 @@ class Node:
         self.topics.being_deleted |= deleted
         self.group_requests.when_loaded(lambda: self._finish_deletions(deleted))
         self.transactions = self._open_transactions()
-        self.topic_operations = TopicOperations(
-            self.topics,
-            self.partitions,
-            metadata=self.metadata,
-            logs=self.logs,
-            group_commit=self.group_commit,
-            thread=self.housekeeping_thread,
-            delete_offsets=self.group_requests.delete_offsets_of_topics,
-        )
+        self.topic_operations = self._new_topic_operations()
 
     @classmethod
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
@@ -157,7 +149,13 @@ class Node:
         from onceflow.broker.cluster.metadata import RegistryMetadata
 
         self.logs.refuse_metadata_log()
-        metadata = RegistryMetadata(registry, self.topics, on_lost=self._lose_registry)
+        metadata = RegistryMetadata(
+            registry,
+            self.topics,
+            clock=self.clock,
+            delete_topics=self.config.delete_topics,
+            on_lost=self._lose_registry,
+        )
         metadata.sync()
         return metadata
 
@@ -172,6 +170,19 @@ class Node:
         if self.authorizer is None:
             return FULL_ACCESS
         return self.authorizer.access(request.principal, request.peer_host)
+
+    def _new_topic_operations(self) -> TopicOperations:
+        operations = TopicOperations(
+            self.topics,
+            self.partitions,
+            metadata=self.metadata,
+            logs=self.logs,
+            group_commit=self.group_commit,
+            thread=self.housekeeping_thread,
+            delete_offsets=self.group_requests.delete_offsets_of_topics,
+        )
+        self.metadata.follow_others(operations.follow, operations.delete)
+        return operations
 
     def _open_state_topic(self, name: str) -> StateLog:
         """Open an internal topic. One partition suffices: all state is on this broker, and one file needs one sync."""

@@ -1,5 +1,6 @@
 """Topics of a broker on ZooKeeper: stored as Apache Kafka 3.9.1 stores them, and read at the next start."""
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 
 from onceflow.broker.cluster import registry, writes, zookeeper
 from onceflow.broker.cluster.image import SeveralBrokers
+from onceflow.broker.cluster.metadata import NotStored
 from onceflow.broker.cluster.nodes import DamagedNode
+from onceflow.broker.topics.records import RemoveAclRecord
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
@@ -173,12 +176,16 @@ def test_damaged_node_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Pa
     with new_broker(tmp_path / "data") as broker:
         broker.create_topic("visits")
     topic = tree.text("/brokers/topics/visits")
-    for damaged in ("{", '{"version":3}', topic.replace('"0"', '"1"')):
+    for damaged in ("{", '{"version":3}', topic.replace('"topic_id":"', '"topic_id":"!'), topic.replace('"0"', '"1"')):
         tree.write("/brokers/topics/visits", damaged)
         with pytest.raises(DamagedNode, match="/brokers/topics/visits") as refused:
             new_broker(tmp_path / "data").start()
         remedies.find(Remedy.FIX_NODE, str(refused.value))
     tree.write("/brokers/topics/visits", topic)
+    tree.write("/config/topics/visits", '{"version":1,"config":{"min.insync.replicas":"2"}}')
+    with pytest.raises(DamagedNode, match=r"/config/topics/visits in ZooKeeper .* only 1 is supported"):
+        new_broker(tmp_path / "data").start()
+    tree.write("/config/topics/visits", '{"version":1,"config":{}}')
     with new_broker(tmp_path / "data") as broker:
         assert names_of(broker) == ["visits"]
 
@@ -237,3 +244,11 @@ def test_many_partitions_take_several_writes(
         ] * 5
         delete(broker, "visits")
         tree.await_that(lambda: not tree.exists("/admin/delete_topics/visits"))
+
+
+def test_other_records_are_refused(new_broker: NewBroker) -> None:
+    """ACLs, for example, would have no effect after a restart."""
+    with new_broker() as broker:
+        assert broker._run is not None and broker._run._server is not None
+        with pytest.raises(NotStored, match="RemoveAclRecord is not stored in ZooKeeper"):
+            broker._run._server.node.metadata.record([RemoveAclRecord(uuid.uuid4())])

@@ -3,8 +3,9 @@
 A change is replayed at once and queued. A thread applies the queue to ZooKeeper in order; `when_synced` calls back when
 the changes recorded so far are applied. While ZooKeeper is away the queue waits, and records are served as before.
 
-The broker stops when its changes cannot be applied any more, because another program has changed the topics: the next
-start reads them again.
+Changes that other programs write are followed (`cluster.watch`): they are replayed when ZooKeeper has all changes of
+this broker, since a difference is theirs then. The broker stops when its changes cannot be applied any more, because
+another broker is the controller or a topic was created twice at the same time: the next start reads the topics again.
 """
 
 import asyncio
@@ -12,14 +13,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from uuid import UUID, uuid4
 
-from onceflow.broker.cluster import writes
-from onceflow.broker.cluster.image import read_image
+from onceflow.broker.cluster import nodes, writes
+from onceflow.broker.cluster.image import StoredTopic, differences, missing_states, read_image
 from onceflow.broker.cluster.registry import Registry, RegistryClosed, Write
+from onceflow.broker.cluster.watch import Seen, Watch
+from onceflow.broker.cluster.zookeeper import Delete
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.loop.work_thread import WorkThread
 from onceflow.broker.storage.partitions import Partition, Synced
-from onceflow.broker.topics.metadata_log import NO_PRODUCER_ID
+from onceflow.broker.topics.metadata_log import NO_PRODUCER_ID, DeleteTopics, Follow
 from onceflow.broker.topics.records import (
     ConfigRecord,
     MetadataRecord,
@@ -27,14 +31,25 @@ from onceflow.broker.topics.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from onceflow.broker.topics.topics import TopicRefused, Topics
+from onceflow.broker.topics.topics import Topic, TopicRefused, Topics
 from onceflow.errors import OnceflowError
+from onceflow.log.clock import Clock
+from onceflow.log.errors import LogError
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
 CHANGES_QUEUED_MAX = 1000
+
+_STORED = (TopicRecord, PartitionRecord, ConfigRecord, RemoveTopicRecord)
+
+
+class NotStored(LogError):
+    """The change is of a kind that the broker does not store in ZooKeeper."""
+
+    error_code = ErrorCode.invalid_request
+
 
 Step = Callable[[], None]
 """Part of a change, applied in the registry's thread."""
@@ -46,13 +61,22 @@ class RegistryMetadata:
     partitions: Sequence[Partition] = ()
     """There is no log."""
 
-    def __init__(self, registry: Registry, topics: Topics, on_lost: Callable[[OnceflowError], None]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        topics: Topics,
+        *,
+        clock: Clock,
+        delete_topics: bool,
+        on_lost: Callable[[OnceflowError], None],
+    ) -> None:
         """Read the topics of the cluster that the broker has joined. Blocks; raises SeveralBrokers, DamagedNode.
 
         `on_lost` is called when the changes cannot be applied any more.
         """
         self._registry = registry
         self._topics = topics
+        self._delete_topics = delete_topics
         self._on_lost = on_lost
         self._thread = WorkThread("registry")
         self._loop = asyncio.get_running_loop()
@@ -64,19 +88,43 @@ class RegistryMetadata:
         self._failure: OnceflowError | None = None
         self._producer_ids = iter(range(0))
         self._waiting_for_ids: deque[Callable[[ErrorCode, int], None]] = deque()
+        self._follow: Follow | None = None
+        self._delete: DeleteTopics | None = None
+        self._marked: set[str] = set()
+        """Topics that another program has marked for deletion."""
+        self._is_look_due = False
+        self._is_looking = False
+        self._watch = Watch(registry.zookeeper, clock, self._on_change, self._id_of)
         self._load()
         registry.zookeeper.on_new_session = self._on_new_session
 
     def _load(self) -> None:
-        image = self._registry.read(
-            lambda zookeeper: read_image(zookeeper, self._registry.broker_id, self._registry.term.epoch)
+        registry = self._registry
+        seen = self._read(_raise)
+        image = registry.read(
+            lambda zookeeper: read_image(
+                zookeeper, seen.topics, seen.deletions, registry.broker_id, registry.term.epoch
+            )
         )
         for record in image.records:
             self._topics.replay(record)
         self._enqueue([*map(self._step, image.repairs), *map(self._deletion, image.traces)])
 
+    def _read(self, on_damaged: Callable[[OnceflowError], None]) -> Seen:
+        """Look, and give the topics an id that have none, as Kafka's controller does. Blocks."""
+        seen = self._registry.read(lambda _zookeeper: self._watch.look(on_damaged))
+        for topic in seen.topics:
+            if topic.lacks_id and topic.name not in seen.deletions:
+                self._registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))
+        return seen
+
+    def _id_of(self, name: str) -> UUID:
+        """Return the id of a topic that has none in ZooKeeper: that of the topic that is served, or a new one."""
+        present = self._topics.by_name.get(name)
+        return uuid4() if present is None else present.topic_id
+
     def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
-        """Replay a change of the topics and apply it to ZooKeeper. Raises TopicRefused.
+        """Replay a change of the topics and apply it to ZooKeeper. Raises TopicRefused, NotStored.
 
         ZooKeeper's disk is not the broker's: the reserve does not matter.
         """
@@ -87,6 +135,8 @@ class RegistryMetadata:
                 ErrorCode.request_timed_out,
                 f"ZooKeeper has not applied the last {CHANGES_QUEUED_MAX} changes of topics yet; {Remedy.TRY_AGAIN}",
             )
+        if not isinstance(records[0], _STORED):
+            raise NotStored(f"{type(records[0]).__name__} is not stored in ZooKeeper")
         for record in records:
             self._topics.replay(record)
         self._enqueue([self._step(write) for write in self._writes(records)])
@@ -111,9 +161,10 @@ class RegistryMetadata:
             case ConfigRecord(name, _, _):
                 yield from writes.set_config(self._topics.by_name[name])
             case RemoveTopicRecord(topic_id):
-                yield from writes.begin_deletion(self._topics.removed[topic_id])
-            case _:
-                raise AssertionError(f"{records[0]} is not stored in ZooKeeper")
+                name = self._topics.removed[topic_id]
+                if name not in self._marked:
+                    yield from writes.begin_deletion(name)
+                self._marked.discard(name)
 
     def finish_deletions(self, names: Iterable[str]) -> None:
         """Delete what ZooKeeper has of deleted topics, now that their files and offsets are deleted."""
@@ -178,6 +229,7 @@ class RegistryMetadata:
         while self._waiting and self._waiting[0][0] <= self._applied:
             _call(self._waiting.popleft()[1], ErrorCode.none)
         self._apply_queue()
+        self._look_if_due()
 
     def _end_unexpectedly(self, reason: str) -> None:
         self._is_applying = False
@@ -211,6 +263,108 @@ class RegistryMetadata:
         if not isinstance(error, RegistryClosed):
             self._on_lost(error)
 
+    # Changes by other programs
+
+    def follow_others(self, follow: Follow, delete: DeleteTopics) -> None:
+        """Apply what other programs write, from now on."""
+        self._follow, self._delete = follow, delete
+        self._look_if_due()
+
+    def _on_change(self) -> None:
+        """Tell the loop, from kazoo's thread."""
+        self._loop.call_soon_threadsafe(self._look_soon)
+
+    def _look_soon(self) -> None:
+        self._is_look_due = True
+        self._look_if_due()
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether ZooKeeper has every change of this broker: any difference is another program's then."""
+        return self._applied == self._recorded
+
+    def _look_if_due(self) -> None:
+        ready = self._is_settled and self._follow is not None and self._failure is None
+        if not (self._is_look_due and ready) or self._is_looking:
+            return
+        self._is_look_due, self._is_looking = False, True
+        run_in_thread(self._thread, self._look, self._end_looking, self._end_unexpectedly)
+
+    def _look(self) -> Seen | OnceflowError:
+        try:
+            return self._read(_log_not_followed)
+        except OnceflowError as error:
+            return error
+
+    def _end_looking(self, seen: Seen | OnceflowError) -> None:
+        self._is_looking = False
+        if isinstance(seen, OnceflowError):
+            self._fail(seen)
+            return
+        assert self._follow is not None
+        self._follow(partial(self._adopt, seen))
+        self._look_if_due()
+
+    def _adopt(self, seen: Seen) -> list[tuple[Topic, int]]:
+        """Replay the differences; return the changed topics, with their number of partitions before the change."""
+        if not self._is_settled:
+            self._watch.put_back(seen.changed)
+            self._look_soon()
+            return []
+        topics = [topic for topic in seen.topics if topic.name not in seen.deletions]
+        adopted = [self._adopt_topic(topic) for topic in topics if topic.topic_id not in self._topics.removed]
+        self._adopt_deletions([name for name in seen.deletions if name in self._topics.by_name])
+        return [change for change in adopted if change is not None]
+
+    def _adopt_topic(self, stored: StoredTopic) -> tuple[Topic, int] | None:
+        present = self._topics.by_name.get(stored.name)
+        start = 0 if present is None else present.partition_count
+        try:
+            records = differences(self._topics, stored, self._registry.broker_id)
+        except OnceflowError as error:
+            _log_not_followed(error)
+            return None
+        if not records:
+            return None
+        logger.info("topic %s was changed in ZooKeeper by another program", stored.name)
+        for record in records:
+            self._topics.replay(record)
+        self._enqueue([partial(self._complete, stored)])
+        self._apply_soon()
+        return self._topics.by_name[stored.name], start
+
+    def _complete(self, stored: StoredTopic) -> None:
+        """Write the states of new partitions, in the registry's thread."""
+        registry = self._registry
+        place = registry.broker_id, registry.term.epoch
+        for write in registry.read(lambda zookeeper: list(missing_states(zookeeper, [stored], *place))):
+            registry.write(write)
+
+    def _adopt_deletions(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        if not self._delete_topics:
+            logger.warning("marked for deletion in ZooKeeper, but kept (delete.topic.enable): %s", ", ".join(names))
+            self._unmark(names)
+            return
+        assert self._delete is not None
+        self._marked |= set(names)
+        self._delete(partial(self._present, names), self._deleted)
+
+    def _present(self, names: Sequence[str]) -> list[Topic]:
+        return [topic for name in names if (topic := self._topics.by_name.get(name)) is not None]
+
+    def _deleted(self, results: Sequence[tuple[Topic, ErrorCode, str | None]]) -> None:
+        refused = {topic.name: message for topic, error_code, message in results if error_code}
+        for name, message in refused.items():
+            logger.error("topic %s, marked for deletion in ZooKeeper, is not deleted: %s", name, message)
+        self._unmark([name for name in refused if name in self._topics.by_name])
+
+    def _unmark(self, names: Sequence[str]) -> None:
+        self._marked -= set(names)
+        self._enqueue([self._step([Delete(nodes.deletion_path(name))]) for name in names])
+        self._apply_soon()
+
     # Producer ids
 
     def next_producer_id(self, respond: Callable[[ErrorCode, int], None]) -> None:
@@ -241,6 +395,14 @@ class RegistryMetadata:
                 _call(self.next_producer_id, respond)
 
         run_in_thread(self._thread, partial(_outcome, reserve), reserved, self._end_unexpectedly)
+
+
+def _raise(error: OnceflowError) -> None:
+    raise error
+
+
+def _log_not_followed(error: OnceflowError) -> None:
+    logger.error("a change in ZooKeeper by another program is not followed: %s", error)
 
 
 def _call(callback: Callable[..., None], *arguments: object) -> None:

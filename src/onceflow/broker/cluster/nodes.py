@@ -22,7 +22,8 @@ CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 CLUSTER_ID = "/cluster/id"
 DELETIONS = "/admin/delete_topics"
-CONFIG_CHANGE = "/config/changes/config_change_"
+CONFIG_CHANGES = "/config/changes"
+CONFIG_CHANGE = f"{CONFIG_CHANGES}/config_change_"
 PRODUCER_IDS = "/latest_producer_id_block"
 TOPIC_CONFIGS = "/config/topics"
 
@@ -30,7 +31,7 @@ PERSISTENT = (
     "/consumers",
     BROKER_IDS,
     TOPICS,
-    "/config/changes",
+    CONFIG_CHANGES,
     DELETIONS,
     "/brokers/seqid",
     "/isr_change_notification",
@@ -84,10 +85,13 @@ class ClusterNode(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TopicNode(msgspec.Struct, kw_only=True, frozen=True):
-    """`/brokers/topics/T`: the brokers of each partition, the preferred leader first."""
+    """`/brokers/topics/T`: the brokers of each partition, the preferred leader first.
+
+    A topic has no id until the controller gives it one, if a tool has created it.
+    """
 
     partitions: dict[str, list[int]]
-    topic_id: str
+    topic_id: str | None = None
     adding_replicas: dict[str, list[int]] = {}
     removing_replicas: dict[str, list[int]] = {}
     version: int = 3
@@ -147,9 +151,12 @@ def damaged(path: str, value: bytes, reason: str) -> DamagedNode:
 def decode_uuid(path: str, text: str) -> UUID:
     """Parse an id of 22 characters. Raises DamagedNode."""
     try:
-        return UUID(bytes=base64.urlsafe_b64decode(text + "=="))
+        topic_id = UUID(bytes=base64.urlsafe_b64decode(text + "=="))
     except (ValueError, binascii.Error) as error:
         raise damaged(path, text.encode(), str(error)) from error
+    if encode_uuid(topic_id) != text:
+        raise damaged(path, text.encode(), "it is not an id of 22 characters")
+    return topic_id
 
 
 def decode_number(path: str, value: bytes) -> int:
@@ -181,9 +188,9 @@ def _endpoint_text(endpoint: Endpoint) -> str:
     return f"{endpoint.listener}://{host}:{endpoint.port}"
 
 
-def topic(topic_id: UUID, replicas: Mapping[int, list[int]]) -> TopicNode:
+def topic(topic_id: UUID, replicas: Mapping[int, Sequence[int]]) -> TopicNode:
     """Return the value of a topic with the brokers of each partition."""
-    partitions = {str(index): brokers for index, brokers in replicas.items()}
+    partitions = {str(index): list(brokers) for index, brokers in replicas.items()}
     return TopicNode(partitions=partitions, topic_id=encode_uuid(topic_id))
 
 

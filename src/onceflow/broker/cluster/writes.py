@@ -5,6 +5,7 @@ is its node in `/admin/delete_topics`; the rest follows when its files are delet
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from uuid import UUID
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.registry import Write
@@ -54,6 +55,11 @@ def create_states(
             operations.append(Create(nodes.state_path(name, index), value))
         yield operations
         operations = []
+
+
+def set_topic_id(name: str, topic_id: UUID, replicas: Mapping[int, Sequence[int]]) -> Write:
+    """Return the write of the id of a topic that a tool has created without one (KafkaZkClient.setTopicIds)."""
+    return [Set(nodes.topic_path(name), nodes.encode(nodes.topic(topic_id, replicas)))]
 
 
 def set_config(topic: Topic) -> Iterator[Write]:

@@ -113,6 +113,7 @@ class StoredNode(NamedTuple):
     version: int
     creation_id: int
     """The transaction that created it (czxid)."""
+    created_ms: int
     owner: int
     """The session of an ephemeral node, else 0."""
 
@@ -178,11 +179,22 @@ class ZooKeeper:
         """Return a node, None if it does not exist. Raises OutcomeUnknown."""
         return self.read_all([path])[0]
 
-    def read_all(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        """Return the nodes in the order of their paths, None for those that do not exist. Raises OutcomeUnknown."""
+    def read_all(
+        self, paths: Sequence[str], watches: Sequence[Callable[[], None]] | None = None
+    ) -> list[StoredNode | None]:
+        """Return the nodes in the order of their paths, None for those that do not exist. Raises OutcomeUnknown.
+
+        The watch of an existing node is called once in kazoo's thread, when the node is changed or deleted or the
+        session has expired.
+        """
         nodes: list[StoredNode | None] = []
         for first in range(0, len(paths), READS_AT_ONCE):
-            asked = [self._client.get_async(self._chroot + path) for path in paths[first : first + READS_AT_ONCE]]
+            some = paths[first : first + READS_AT_ONCE]
+            calls = [None] * len(some) if watches is None else watches[first : first + READS_AT_ONCE]
+            asked = [
+                self._client.get_async(self._chroot + path, watch=_ignoring_event(watch))
+                for path, watch in zip(some, calls, strict=True)
+            ]
             nodes += [self._node(request) for request in asked]
         return nodes
 
@@ -191,11 +203,11 @@ class ZooKeeper:
         if node is None:
             return None
         value, stat = node
-        return StoredNode(value, stat.version, stat.czxid, stat.ephemeralOwner)
+        return StoredNode(value, stat.version, stat.czxid, stat.ctime, stat.ephemeralOwner)
 
-    def children(self, path: str) -> list[str]:
-        """Return the names of a node's children in their order. Raises OutcomeUnknown."""
-        return sorted(self._wait(self._client.get_children_async(self._chroot + path)))
+    def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
+        """Return the names of a node's children in their order; `watch` is as in `read_all`. Raises OutcomeUnknown."""
+        return sorted(self._wait(self._client.get_children_async(self._chroot + path, watch=_ignoring_event(watch))))
 
     def tree(self, path: str) -> list[str]:
         """Return the existing nodes at and below a path, each after those below it. Raises OutcomeUnknown."""
@@ -263,3 +275,7 @@ class ZooKeeper:
         self._client.remove_listener(self._on_state)
         self._client.stop()
         self._client.close()
+
+
+def _ignoring_event(watch: Callable[[], None] | None) -> Callable[[object], None] | None:
+    return None if watch is None else lambda _event: watch()

@@ -9,7 +9,7 @@ from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics import records as metadata_records
 from onceflow.broker.topics.records import AclRecord, MetadataRecord, RemoveAclRecord
-from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics
+from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topic, Topics
 from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
@@ -17,6 +17,15 @@ from onceflow.log.reserve import ReservedDisk
 from onceflow.wire.errors import ErrorCode
 
 NO_PRODUCER_ID = -1
+
+
+Follow = Callable[[Callable[[], Sequence[tuple[Topic, int]]]], None]
+"""Opens what was added to topics: takes a function that replays it, and returns the topics with their number of
+partitions before."""
+DeleteTopics = Callable[
+    [Callable[[], Sequence[Topic]], Callable[[Sequence[tuple[Topic, ErrorCode, str | None]]], None]], None
+]
+"""Deletes topics: takes a function that finds them, and one that gets the results."""
 
 
 class MetadataStore(Protocol):
@@ -34,6 +43,9 @@ class MetadataStore(Protocol):
 
     def finish_deletions(self, names: Iterable[str]) -> None:
         """Forget deleted topics, now that their files and offsets are deleted."""
+
+    def follow_others(self, follow: Follow, delete: DeleteTopics) -> None:
+        """Apply what other programs store, from now on."""
 
     def when_synced(self, synced: Synced) -> None:
         """Call `synced` once the current state of the topics is durable (at once if it is), or with the error."""
@@ -101,6 +113,9 @@ class MetadataLog:
 
     def finish_deletions(self, _names: Iterable[str]) -> None:
         """Do nothing: a topic's removal is one record."""
+
+    def follow_others(self, _follow: Follow, _delete: DeleteTopics) -> None:
+        """Do nothing: no other program writes the log."""
 
     def when_shown(self, shown: Callable[[], None]) -> None:
         """Call `shown` when the topics are durable, and also if that failed: clients cannot use them then."""

@@ -232,6 +232,34 @@ class TopicOperations:
             self._logs.reconfigure(topic)
         return None
 
+    # Changes by other programs
+
+    def follow(self, replay: Callable[[], Sequence[tuple[Topic, int]]]) -> None:
+        """Open the partitions, and apply the configurations, that another program has stored.
+
+        `replay` is called when the operation is decided. It returns the changed topics, with their number of partitions
+        before the change.
+        """
+        openings: list[_Opening] = []
+
+        def decide() -> None:
+            for topic, start in replay():
+                if start < topic.partition_count:
+                    openings.append(_Opening(topic, start, topic.partition_count, self._logs.config_of(topic)))
+                self._logs.reconfigure(topic)
+            if openings:
+                self._metadata.when_synced(synced)
+
+        def synced(error_code: ErrorCode) -> None:
+            if not error_code:
+                self._open(openings, opened, ignore_failure)
+
+        def opened(failures: Mapping[str, tuple[ErrorCode, str]]) -> None:
+            for name, (_error_code, message) in failures.items():
+                logger.error("topic %s of another program is not served: %s", name, message)
+
+        self._in_turn(decide, ignore_failure)
+
     # Adding partitions
 
     def add_partitions(

@@ -1,0 +1,122 @@
+"""Changes of the topics that other programs write to ZooKeeper, such as Kafka's tools before 3.0.
+
+ZooKeeper's watches fire once. They are set at the start, and again by each `look`, which reads what they are about: the
+names of the topics, the partitions of the topics that were changed, topics to delete, and the notices about changed
+configurations. A new session has no watches; all of them fire then, so that the next look reads everything again.
+
+Notices are deleted after 15 minutes, as by Kafka (kafka.common.ZkNodeChangeNotificationListener).
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
+
+from onceflow.broker.cluster import nodes
+from onceflow.broker.cluster.image import StoredTopic, read_topics
+from onceflow.broker.cluster.zookeeper import Conflict, Delete, StoredNode, ZooKeeper
+from onceflow.log.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+NOTICE_MS_MAX = 15 * 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Result of a look: new and changed topics, and the names of all topics to delete."""
+
+    topics: Sequence[StoredTopic]
+    deletions: Sequence[str]
+    changed: Collection[str]
+    """Names of the new and changed topics, to be put back if this is not applied."""
+
+
+class Watch:
+    """Watches of one broker. `look` belongs to the registry's thread; watches fire in kazoo's."""
+
+    def __init__(
+        self, zookeeper: ZooKeeper, clock: Clock, on_change: Callable[[], None], id_of: Callable[[str], UUID]
+    ) -> None:
+        """Watch from the first look on; `on_change` is called in kazoo's thread when there is something to look at.
+
+        `id_of` returns the id for a topic that has none in ZooKeeper.
+        """
+        self._id_of = id_of
+        self._zookeeper = zookeeper
+        self._clock = clock
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._changed: set[str] = set()
+        self._known: set[str] = set()
+        self._notices: dict[str, int] | None = None
+        """Notices that were read, with the time of their creation; None before the first look."""
+
+    def _fire(self, name: str | None = None) -> None:
+        if name is not None:
+            self.put_back([name])
+        self._on_change()
+
+    def put_back(self, names: Collection[str]) -> None:
+        """Let the next look read these topics again."""
+        with self._lock:
+            self._changed |= set(names)
+
+    def look(self, on_damaged: Callable[[nodes.DamagedNode], None]) -> Seen:
+        """Read what has changed, and watch it; `on_damaged` is as in `read_topics`. Raises OutcomeUnknown."""
+        with self._lock:
+            changed, self._changed = self._changed, set()
+        try:
+            return self._look(changed, on_damaged)
+        except BaseException:
+            self.put_back(changed)
+            raise
+
+    def _look(self, changed: set[str], on_damaged: Callable[[nodes.DamagedNode], None]) -> Seen:
+        names = self._zookeeper.children(nodes.TOPICS, self._fire)
+        deletions = self._zookeeper.children(nodes.DELETIONS, self._fire)
+        changed |= self._read_notices()
+        wanted = [name for name in names if name in changed or name not in self._known]
+        topics = read_topics(self._zookeeper, wanted, lambda name: partial(self._fire, name), on_damaged, self._id_of)
+        seen = Seen(list(topics), deletions, wanted)
+        self._known = set(names)
+        return seen
+
+    def _read_notices(self) -> set[str]:
+        """Return the topics whose configurations have changed since the last look; all are read at the first."""
+        present = self._zookeeper.children(nodes.CONFIG_CHANGES, self._fire)
+        known = self._notices or {}
+        new = [name for name in present if name not in known]
+        stored = self._zookeeper.read_all([f"{nodes.CONFIG_CHANGES}/{name}" for name in new])
+        read = [(name, node) for name, node in zip(new, stored, strict=True) if node is not None]
+        topics = {topic for name, node in read if (topic := _topic_of(name, node)) is not None}
+        is_first = self._notices is None
+        self._notices = {name: known[name] for name in present if name in known}
+        self._notices |= {name: node.created_ms for name, node in read}
+        self._delete_old_notices()
+        return set() if is_first else topics
+
+    def _delete_old_notices(self) -> None:
+        assert self._notices is not None
+        oldest_ms = self._clock.now_ms() - NOTICE_MS_MAX
+        for name in [name for name, created_ms in self._notices.items() if created_ms < oldest_ms]:
+            try:
+                self._zookeeper.commit([Delete(f"{nodes.CONFIG_CHANGES}/{name}")])
+            except Conflict:
+                logger.debug("notice %s was deleted by another program", name)
+
+
+def _topic_of(name: str, notice: StoredNode) -> str | None:
+    path = f"{nodes.CONFIG_CHANGES}/{name}"
+    try:
+        entity = nodes.decode(nodes.ConfigChangeNode, path, notice.value).entity_path
+    except nodes.DamagedNode as error:
+        logger.error("a change of a configuration is not applied: %s", error)
+        return None
+    kind, _, topic = entity.partition("/")
+    if kind != "topics":
+        logger.warning("the configuration of %s in ZooKeeper has no effect: only that of topics is read there", entity)
+        return None
+    return topic
