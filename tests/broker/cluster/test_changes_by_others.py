@@ -130,6 +130,7 @@ def test_internal_topic_is_kept(new_broker: NewBroker, tree: Tree, caplog: pytes
         (topic_node([[2]]), "partition clicks-0 in ZooKeeper is assigned to brokers [2]"),
         ("{", "/brokers/topics/clicks in ZooKeeper holds"),
     ],
+    ids=["another broker", "damaged"],
 )
 def test_other_topics_stay_served(
     new_broker: NewBroker, tree: Tree, caplog: pytest.LogCaptureFixture, value: str, reason: str
