@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from onceflow.client.addresses import Address
-from onceflow.client.authentication import SASL_HANDSHAKE, AuthenticationFailed, authenticate
+from onceflow.client.authentication import AuthenticationFailed, authenticate
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import BrokerUnreachable, NotKafka, NotTrusted
 from onceflow.client.requests import Build
 from onceflow.client.security import InvalidSecurity, Sasl, Security, read_security
 from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
+from onceflow.wire.apis import SASL_HANDSHAKE
 from onceflow.wire.errors import ErrorCode
 from tests import remedies
 from tests.client.tls import Authority, TlsListener

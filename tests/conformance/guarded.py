@@ -25,7 +25,7 @@ SETTINGS = {
 """Everyone may create the first ACLs; from then on each resource has one."""
 ADMIN = "127.0.0.1"
 GUARDED = "guarded"
-UNGUARDED = {apis.API_VERSIONS}
+UNGUARDED = {apis.API_VERSIONS, apis.SASL_HANDSHAKE, apis.SASL_AUTHENTICATE}
 
 GuardedCase = tuple[int, int, str, bool]
 """(API key, version, name of the permissions, whether the request is about several resources)."""

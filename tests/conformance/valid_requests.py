@@ -1,6 +1,6 @@
 """One valid request of each API, sent in every supported version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onceflow.wire import apis
@@ -293,6 +293,47 @@ def incremental_alter_configs(side: Side, version: int) -> None:
         side.ask(apis.INCREMENTAL_ALTER_CONFIGS, version, resources=[resource], validate_only=validate_only)
 
 
+def sasl_handshake(side: Side, version: int) -> None:
+    side.ask(apis.SASL_HANDSHAKE, version, mechanism="PLAIN")
+
+
+def sasl_authenticate(side: Side, version: int) -> None:
+    side.ask(apis.SASL_AUTHENTICATE, version, auth_bytes=b"\0a\0b")
+
+
+def scram_credential(user: str, iterations: int = 4096, mechanism: int = 1) -> dict[str, Any]:
+    keys = {"salt": b"0123456789abcdef", "salted_password": bytes(range(32))}
+    return {"name": user, "mechanism": mechanism, "iterations": iterations, **keys}
+
+
+def describe_user_scram_credentials(side: Side, version: int) -> None:
+    side.ask(apis.ALTER_USER_SCRAM_CREDENTIALS, 0, deletions=(), upsertions=[scram_credential("ada")])
+    for names in (["ada"], ["no-such"], ["ada", "ada"]):
+        users = [{"name": name} for name in names]
+        side.ask(apis.DESCRIBE_USER_SCRAM_CREDENTIALS, version, users=users)
+    side.ask(apis.DESCRIBE_USER_SCRAM_CREDENTIALS, version, users=None)
+
+
+def alter_user_scram_credentials(side: Side, version: int) -> None:
+    def alter(*upsertions: dict[str, Any], deleted: Sequence[tuple[str, int]] = ()) -> None:
+        deletions = [{"name": user, "mechanism": mechanism} for user, mechanism in deleted]
+        side.ask(apis.ALTER_USER_SCRAM_CREDENTIALS, version, deletions=deletions, upsertions=upsertions)
+
+    alter(scram_credential("bob", mechanism=2))
+    alter(deleted=[("bob", 1)])
+    alter(deleted=[("bob", 2)])
+    for wrong in (
+        scram_credential("bob", 4095),
+        scram_credential("bob", 16385),
+        scram_credential("bob", mechanism=0),
+        scram_credential("bob", mechanism=3),
+        scram_credential(""),
+    ):
+        alter(wrong)
+    alter(scram_credential("bob"), scram_credential("bob", mechanism=2))
+    alter(scram_credential("bob"), deleted=[("bob", 1)])
+
+
 def describe_log_dirs(side: Side, version: int) -> None:
     topic = side.create_topic(2)
     side.client().produce(topic, 1, batch_of(b"a" * 100))
@@ -426,6 +467,7 @@ VALID_REQUESTS: dict[int, Right] = {
     apis.SYNC_GROUP: sync_group,
     apis.DESCRIBE_GROUPS: describe_groups,
     apis.LIST_GROUPS: list_groups,
+    apis.SASL_HANDSHAKE: sasl_handshake,
     apis.API_VERSIONS: api_versions,
     apis.CREATE_TOPICS: create_topics,
     apis.DELETE_TOPICS: delete_topics,
@@ -443,12 +485,15 @@ VALID_REQUESTS: dict[int, Right] = {
     apis.DESCRIBE_CONFIGS: describe_configs,
     apis.ALTER_CONFIGS: alter_configs,
     apis.DESCRIBE_LOG_DIRS: describe_log_dirs,
+    apis.SASL_AUTHENTICATE: sasl_authenticate,
     apis.CREATE_PARTITIONS: create_partitions,
     apis.DELETE_GROUPS: delete_groups,
     apis.ELECT_LEADERS: elect_leaders,
     apis.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
     apis.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
     apis.OFFSET_DELETE: offset_delete,
+    apis.DESCRIBE_USER_SCRAM_CREDENTIALS: describe_user_scram_credentials,
+    apis.ALTER_USER_SCRAM_CREDENTIALS: alter_user_scram_credentials,
     apis.DESCRIBE_CLUSTER: describe_cluster,
     apis.DESCRIBE_PRODUCERS: describe_producers,
     apis.DESCRIBE_TRANSACTIONS: describe_transactions,

@@ -43,6 +43,11 @@ class SecurityConfig:
     """Certificates of the authorities that issue clients' certificates."""
     principal_rules: str = "DEFAULT"
     """How the name of a client's certificate becomes the name of its principal (security.principal_rules)."""
+    sasl_mechanisms: tuple[str, ...] = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+    plain_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Passwords of the users of SASL/PLAIN."""
+    reauthentication_ms_max: int = 0
+    """Time after which a SASL client must authenticate again; 0: never."""
 
 
 NO_SECURITY = SecurityConfig()
@@ -63,9 +68,13 @@ class BrokerConfig:
     listener_security: Mapping[str, SecurityConfig] = field(default_factory=dict)
     """The listeners with settings of their own."""
     authentication_ms_max: int = 10_000
-    """Time for the TLS handshake of a new connection."""
+    """Time for the TLS handshake and the SASL login of a new connection."""
     unauthenticated_connections_max: int = 1_000
-    """Connections with an unfinished TLS handshake; beyond it, the oldest is closed."""
+    """Connections with an unfinished handshake or login; beyond it, the oldest is closed."""
+    login_bytes_max: int = 512 * 1024
+    """Maximum size of a frame before a SASL login has succeeded."""
+    failed_login_delay_ms: int = 100
+    """Delay of the response to a failed login."""
     auto_create_topics: bool = True
     partition_count_default: int = 1
     partitions_max: int = 20_000

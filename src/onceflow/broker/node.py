@@ -19,6 +19,7 @@ from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import ResponseCache
 from onceflow.broker.security.acls import Acls
 from onceflow.broker.security.authorizer import FULL_ACCESS, Access, Authorizer
+from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
@@ -97,6 +98,8 @@ class Node:
         self.acls = Acls()
         self.authorizer = self._new_authorizer()
         """None: every request is allowed."""
+        self.credentials = Credentials()
+        self.stores_credentials = registry is None
         self.metadata = self._open_metadata(registry)
         self.logs.open_topics(self.topics)
         self.groups = GroupCoordinator(clock, config)
@@ -142,6 +145,7 @@ class Node:
                 self.logs.open_metadata(),
                 self.topics,
                 self.acls,
+                self.credentials,
                 clock=self.clock,
                 group_commit=self.group_commit,
                 disk=self.disk,

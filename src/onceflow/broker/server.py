@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.handlers import acls as acl_handlers
+from onceflow.broker.handlers import authentication, group_admin, group_offsets, groups, transaction_admin, transactions
 from onceflow.broker.handlers import cluster as cluster_handlers
 from onceflow.broker.handlers import configs as config_handlers
+from onceflow.broker.handlers import credentials as credential_handlers
 from onceflow.broker.handlers import delete_records as record_handlers
 from onceflow.broker.handlers import fetch as fetch_handler
-from onceflow.broker.handlers import group_admin, group_offsets, groups, transaction_admin, transactions
 from onceflow.broker.handlers import list_offsets as offset_handlers
 from onceflow.broker.handlers import metadata as metadata_handler
 from onceflow.broker.handlers import produce as produce_handler
 from onceflow.broker.handlers import topics as topic_handlers
+from onceflow.broker.handlers.authentication import Authenticator
 from onceflow.broker.loop.watch import LoopWatch
 from onceflow.broker.network.connection import Connection, Handle
-from onceflow.broker.network.listener import Listener
+from onceflow.broker.network.listener import Listener, Serving
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import DecodedRequest, Request
 from onceflow.broker.node import Node
@@ -57,6 +59,8 @@ HANDLERS: Mapping[int, Handler] = {
     **fetch_handler.HANDLERS,
     **offset_handlers.HANDLERS,
     **metadata_handler.HANDLERS,
+    **authentication.HANDLERS,
+    **credential_handlers.HANDLERS,
     **record_handlers.HANDLERS,
     **topic_handlers.HANDLERS,
     **config_handlers.HANDLERS,
@@ -75,6 +79,7 @@ Refusal = Callable[[Request, ErrorCode, str | None], None]
 REFUSALS: Mapping[int, Refusal] = {
     **cluster_handlers.REFUSALS,
     **acl_handlers.REFUSALS,
+    **credential_handlers.REFUSALS,
     **transaction_admin.REFUSALS,
 }
 """Responses to requests that are refused as a whole, by API key: those of `WHOLE_REQUESTS`."""
@@ -158,15 +163,25 @@ class Broker:
         return Exporter(self.config.metrics_host, self.config.metrics_port)
 
     def _start_serving(self, listener: Listener, node: Node) -> None:
+        security = {
+            endpoint.listener: self.config.security_of(endpoint.listener)
+            for endpoint in self.endpoints
+            if self.config.listener_protocols[endpoint.listener].startswith("SASL_")
+        }
+        authenticators = {name: Authenticator(node, own, self._handle, self._decode) for name, own in security.items()}
+        logins: dict[str, Serving] = {name: (login.handle, login.decode) for name, login in authenticators.items()}
         if self._exporter is None:
-            listener.start(self._handle, self._decode, node.deferred)
+            listener.start(self._handle, self._decode, node.deferred, logins=logins)
             return
         from onceflow.broker.metrics.snapshot import Gathering
         from onceflow.broker.metrics.traffic import MeteredReply, Traffic
 
         traffic = Traffic()
         handle, decode = traffic.metering(self._handle), traffic.metering_decode(self._decode)
-        listener.start(handle, decode, node.deferred, MeteredReply)
+        logins = {
+            name: (traffic.metering(login), traffic.metering_decode(own)) for name, (login, own) in logins.items()
+        }
+        listener.start(handle, decode, node.deferred, MeteredReply, logins)
         self._exporter.start(lambda: Gathering(node, listener, traffic))
         logger.info("metrics are at %s", self._exporter.url)
 

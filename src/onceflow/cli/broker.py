@@ -155,8 +155,10 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
 
 
 def _warn_if_open(endpoint: "Endpoint", config: "BrokerConfig") -> None:
-    is_encrypted = config.listener_protocols[endpoint.listener] == "SSL"
-    is_authenticated = is_encrypted and config.security_of(endpoint.listener).client_auth == "required"
+    protocol = config.listener_protocols[endpoint.listener]
+    is_encrypted = protocol.endswith("SSL")
+    has_certificates = protocol == "SSL" and config.security_of(endpoint.listener).client_auth == "required"
+    is_authenticated = has_certificates or protocol.startswith("SASL_")
     if not is_authenticated and not is_loopback(endpoint.host):
         logger.warning(
             "%s:%d is open to other machines without authentication%s: every client that can connect can"
@@ -204,7 +206,7 @@ async def _serve(config: "BrokerConfig") -> None:
         raise OnceflowError(f"cannot use --data {config.data}: {error}; {Remedy.OTHER_DATA}") from error
     # Objects created until now live as long as the process; full collections can skip them.
     gc.freeze()
-    if any(config.listener_protocols[endpoint.listener] == "SSL" for endpoint in config.listeners):
+    if any(config.listener_protocols[endpoint.listener].endswith("SSL") for endpoint in config.listeners):
         signal.signal(signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(server.reload_certificates))
     first, *others = server.endpoints
     print(f"listening on {address_text(first)}", *(_line_of(other, config) for other in others), sep="\n", flush=True)

@@ -11,9 +11,9 @@ from onceflow.client.addresses import Address
 from onceflow.client.errors import ClientError
 from onceflow.client.security import Sasl
 from onceflow.remedies import Remedy
+from onceflow.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from onceflow.wire.errors import ErrorCode, error_name
 
-SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 HANDSHAKE_VERSION = 1
 """Version 1 announces SaslAuthenticate requests instead of bare tokens."""
 AUTHENTICATE_VERSION = 0

@@ -20,6 +20,7 @@ LEAVE_GROUP = 13
 SYNC_GROUP = 14
 DESCRIBE_GROUPS = 15
 LIST_GROUPS = 16
+SASL_HANDSHAKE = 17
 API_VERSIONS = 18
 CREATE_TOPICS = 19
 DELETE_TOPICS = 20
@@ -37,12 +38,15 @@ DELETE_ACLS = 31
 DESCRIBE_CONFIGS = 32
 ALTER_CONFIGS = 33
 DESCRIBE_LOG_DIRS = 35
+SASL_AUTHENTICATE = 36
 CREATE_PARTITIONS = 37
 DELETE_GROUPS = 42
 ELECT_LEADERS = 43
 INCREMENTAL_ALTER_CONFIGS = 44
 LIST_PARTITION_REASSIGNMENTS = 46
 OFFSET_DELETE = 47
+DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+ALTER_USER_SCRAM_CREDENTIALS = 51
 DESCRIBE_CLUSTER = 60
 DESCRIBE_PRODUCERS = 61
 DESCRIBE_TRANSACTIONS = 65
@@ -86,6 +90,7 @@ _ROWS = (
     (SYNC_GROUP, "SyncGroup", 0, 5, 4),
     (DESCRIBE_GROUPS, "DescribeGroups", 0, 6, 5),
     (LIST_GROUPS, "ListGroups", 0, 5, 3),
+    (SASL_HANDSHAKE, "SaslHandshake", 0, 1, NEVER),
     (API_VERSIONS, "ApiVersions", 0, 4, 3),
     (CREATE_TOPICS, "CreateTopics", 2, 7, 5),
     (DELETE_TOPICS, "DeleteTopics", 1, 6, 4),
@@ -103,12 +108,15 @@ _ROWS = (
     (DESCRIBE_CONFIGS, "DescribeConfigs", 1, 4, 4),
     (ALTER_CONFIGS, "AlterConfigs", 0, 2, 2),
     (DESCRIBE_LOG_DIRS, "DescribeLogDirs", 1, 4, 2),
+    (SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, 2),
     (CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2),
     (DELETE_GROUPS, "DeleteGroups", 0, 2, 2),
     (ELECT_LEADERS, "ElectLeaders", 0, 2, 2),
     (INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1),
     (LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0),
     (OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER),
+    (DESCRIBE_USER_SCRAM_CREDENTIALS, "DescribeUserScramCredentials", 0, 0, 0),
+    (ALTER_USER_SCRAM_CREDENTIALS, "AlterUserScramCredentials", 0, 0, 0),
     (DESCRIBE_CLUSTER, "DescribeCluster", 0, 2, 0),
     (DESCRIBE_PRODUCERS, "DescribeProducers", 0, 0, 0),
     (DESCRIBE_TRANSACTIONS, "DescribeTransactions", 0, 0, 0),

@@ -114,7 +114,6 @@ def test_values_round_trip_as_text() -> None:
         ("listeners", "SASL_SSL://h", "is not HOST:PORT or NAME://HOST:PORT"),
         ("listeners", "CONTROLLER://h:1", "is not HOST:PORT or NAME://HOST:PORT"),
         ("listeners", "h:1,i:2", "has 2 listeners named PLAINTEXT; each needs a name of its own"),
-        ("listeners", "h:1,SASL_SSL://h:1", "SASL_SSL: only PLAINTEXT and SSL is supported"),
         ("listeners", "INSIDE://h:1", "listeners: INSIDE has no security protocol"),
         ("advertised.listeners", ":9092", "is not HOST:PORT"),
         ("advertised.listeners", "INSIDE://h:9092", "INSIDE is not one of the listeners PLAINTEXT"),
@@ -128,11 +127,15 @@ def test_values_round_trip_as_text() -> None:
         ("ssl.keystore.password", "k", "ssl.keystore.password is not supported: keys and certificates are in PEM"),
         ("ssl.keystore.type", "JKS", "ssl.keystore.type=JKS: must be PEM, since OpenSSL reads"),
         ("ssl.keystore.key", "secret", "ssl.keystore.key is not a private key in PEM"),
-        ("ssl.enabled.protocols", "TLSv1", "is not TLSv1.2, TLSv1.3 or both"),
+        ("ssl.enabled.protocols", "TLSv1", "is not one or more of TLSv1.2, TLSv1.3"),
         ("ssl.client.auth", "maybe", "is not none or requested or required"),
         ("ssl.principal.mapping.rules", "RULE:x", "has an invalid rule: RULE:x"),
         ("listener.name.inside.ssl.client.auth", "required", "INSIDE is not one of the listeners PLAINTEXT"),
-        ("listener.name.plaintext.max.connections", "1", "a listener's own settings are those of TLS"),
+        ("listener.name.plaintext.max.connections", "1", "a listener's own settings are those of TLS and SASL"),
+        ("sasl.enabled.mechanisms", "GSSAPI", "is not one or more of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
+        ("sasl.oauthbearer.jwks.endpoint.url", "x", "SASL has PLAIN and SCRAM, not OAUTHBEARER"),
+        ("plain.sasl.jaas.config", "x", "plain.sasl.jaas.config is not in the form org.apache.kafka"),
+        ("plain.sasl.jaas.config", 'PlainLoginModule required users="x";', "has unknown options: users"),
         ("super.users", "User:a", "super.users has no effect without authorizer.class.name=org.apache.kafka."),
         ("super.users", "ada", "super.users=ada is not principals such as User:admin, separated by semicolons"),
         ("allow.everyone.if.no.acl.found", "true", "has no effect without authorizer.class.name=org.apache.kafka."),
@@ -202,9 +205,33 @@ def test_a_listener_has_its_own_settings() -> None:
     assert "MIISECRET" not in repr(config)
 
 
-def test_tls_settings_need_a_listener() -> None:
-    resolved = resolve(Source(DATA | {"ssl.keystore.location": "/k"}))
-    assert resolved.without_effect == ["ssl.keystore.location"]
+KAFKAS_PLAIN_USERS = (
+    'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="other"'
+    ' user_ada="hush\\"" user_eve="a=b;c";'
+)
+
+
+def test_security_settings_need_a_listener() -> None:
+    given = {"ssl.keystore.location": "/k", "sasl.enabled.mechanisms": "PLAIN"}
+    assert resolve(Source(DATA | given)).without_effect == list(given)
+    given["listeners"] = "SASL_SSL://h:1"
+    assert not resolve(Source(DATA | given)).without_effect
+
+
+def test_kafkas_login_modules_of_scram_are_accepted() -> None:
+    name = "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config"
+    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="a" password="hush";'
+    resolved = resolve(Source(DATA | {"listeners": "SASL_SSL://h:1", name: login}))
+    assert resolved.notes == [f"{name}: the users of SCRAM are in the metadata log"]
+
+
+def test_client_auth_of_sasl_needs_the_prefix() -> None:
+    """KIP-684: `ssl.client.auth` without a prefix is not for listeners with SASL."""
+    given = {"listeners": "SASL_SSL://h:1,SSL://h:2", "ssl.client.auth": "required"}
+    config = resolve(Source(DATA | given)).config
+    assert [config.security_of(name).client_auth for name in ("SASL_SSL", "SSL")] == ["none", "required"]
+    config = resolve(Source(DATA | given | {"listener.name.sasl_ssl.ssl.client.auth": "required"})).config
+    assert config.security_of("SASL_SSL").client_auth == "required"
 
 
 def test_secrets_are_not_shown() -> None:
@@ -213,7 +240,12 @@ def test_secrets_are_not_shown() -> None:
     for name in ("ssl.keystore.key", "ssl.key.password"):
         assert (entries[name].value, entries[name].is_default, entries[name].is_secret) == (None, False, True)
         assert not SETTINGS[name].options, "an option would be visible in ps"
+    plain = {"listeners": "SASL_SSL://h:1", "listener.name.sasl_ssl.plain.sasl.jaas.config": KAFKAS_PLAIN_USERS}
+    ours = resolve(Source(DATA | plain)).config
+    assert ours.security_of("SASL_SSL").plain_passwords == {"ada": 'hush"', "eve": "a=b;c"}
+    assert "hush" not in repr(ours)
     wrong = {"ssl.keystore.key": "hush", "listener.name.plaintext.ssl.keystore.key": "hush"}
+    wrong |= {"plain.sasl.jaas.config": "PlainLoginModule required user_ada=hush;"}
     for name, text in wrong.items():
         with pytest.raises(SettingRefused) as refused:
             resolve(Source(DATA | {name: text}))

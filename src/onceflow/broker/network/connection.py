@@ -22,7 +22,16 @@ from typing import Any
 
 from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop.deferred import HANDLED_BYTES_PER_WORK, LARGE_REQUEST_BYTES, DeferredCalls
-from onceflow.broker.network.incoming import FRAME_BYTES_MIN, Arrival, frame_size_error, has_disconnected, is_over
+from onceflow.broker.network.incoming import (
+    FRAME_BYTES_MIN,
+    Arrival,
+    frame_size_error,
+    has_disconnected,
+    is_over,
+    login_size_error,
+    plain_bytes_max,
+)
+from onceflow.broker.network.newcomers import Newcomers
 from onceflow.broker.network.reply import Piece, Reply
 from onceflow.broker.network.request_memory import RequestMemory, Reservation
 from onceflow.broker.network.response_budget import ResponseBudget
@@ -67,6 +76,7 @@ class Connection(SendingHalf):
         "_is_parked",
         "_is_reading",
         "_new_reply",
+        "_newcomers",
         "_on_closed",
         "_pending_max",
         "_plain_bytes_max",
@@ -75,6 +85,7 @@ class Connection(SendingHalf):
         "_view",
         "_waits_for_memory",
         "endpoint",
+        "login",
         "peer",
         "peer_host",
         "principal",
@@ -95,15 +106,19 @@ class Connection(SendingHalf):
         decode: Decode,
         new_reply: Callable[["Connection"], Reply],
         on_closed: Callable[["Connection", bool], None],
+        newcomers: Newcomers | None = None,
     ) -> None:
+        """A connection that is among `newcomers` must be admitted; until then its frames are small."""
         super().__init__(client, config, response_budget, clock)
         self.peer_host = str(peer[0])
         self.peer = f"{peer[0]}:{peer[1]}"
         self.endpoint = endpoint
         self.principal: KafkaPrincipal = ANONYMOUS
-        self._plain_bytes_max = min(
-            config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max
-        )
+        self.login: object | None = None
+        """State of the authentication, if the listener requires one (handlers.authentication)."""
+        self._newcomers = newcomers
+        # A newcomer has no usual size: each frame is checked.
+        self._plain_bytes_max = -1 if newcomers is not None else plain_bytes_max(config)
         self._pending_max = config.queued_requests_max
         self._unsent_bytes_max = config.unsent_bytes_per_connection_max
         self._deferred = deferred
@@ -122,6 +137,16 @@ class Connection(SendingHalf):
         self._is_parked = False
         self._is_handling_scheduled = False
         self._loop.add_reader(client.fileno(), self._on_readable)
+        if newcomers is not None:
+            newcomers.begin(self)
+
+    def admit(self, principal: KafkaPrincipal) -> None:
+        """Accept frames of every size, since the client is authenticated as `principal`."""
+        self.principal = principal
+        if self._newcomers is not None:
+            self._newcomers.end(self)
+            self._newcomers = None
+            self._plain_bytes_max = plain_bytes_max(self._config)
 
     # Reading
 
@@ -168,7 +193,7 @@ class Connection(SendingHalf):
             if handled_bytes >= self._config.turn_request_bytes_max:
                 self._handle_soon()
                 return
-            if size_bytes > LARGE_REQUEST_BYTES and self._view[frame_begin : frame_begin + 2] != _PRODUCE_KEY:
+            if size_bytes > LARGE_REQUEST_BYTES and self._is_decoded_in_steps(frame_begin):
                 self._handle_large_soon(size_bytes)
                 return
             handled_bytes += size_bytes
@@ -180,9 +205,16 @@ class Connection(SendingHalf):
             if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and self.reservation.is_contended):
                 self._shrink()
 
+    def _is_decoded_in_steps(self, frame_begin: int) -> bool:
+        """Return whether a large frame is decoded before it is handled; no request of a newcomer needs that."""
+        return self._newcomers is None and self._view[frame_begin : frame_begin + 2] != _PRODUCE_KEY
+
     def _check_frame_size(self, size_bytes: int) -> bool:
         """Return whether the next frame may have this unusual size; close the connection if not."""
-        reason = frame_size_error(self._config, self._view[self._begin + 4 : self._end], size_bytes)
+        if self._newcomers is None:
+            reason = frame_size_error(self._config, self._view[self._begin + 4 : self._end], size_bytes)
+        else:
+            reason = login_size_error(self._config, size_bytes)
         if reason is not None:
             self.close(reason)
         return reason is None
@@ -423,6 +455,18 @@ class Connection(SendingHalf):
                 reply.on_stop()
         self.write_soon()
 
+    def close_later(self, reply: Reply, pieces: Sequence[Piece], delay_seconds: float) -> None:
+        """Send the last response after a delay, then close; nothing is read meanwhile."""
+
+        def end() -> None:
+            if self.is_open:
+                reply.send(pieces)
+                self.finish()
+
+        if self._is_reading:
+            self._pause_reading()
+        self._loop.call_later(delay_seconds, end)
+
     def _close_if_finished(self) -> None:
         # Responses are sent in order: after one that waits for other clients, none can be sent any more.
         waits = bool(self._pending) and not self._pending[0].is_long_wait
@@ -448,6 +492,8 @@ class Connection(SendingHalf):
         if not self.is_open:
             return
         self.is_open = False
+        if self._newcomers is not None:
+            self._newcomers.end(self)
         if reason is not None:
             logger.warning("connection of %s closed: %s", self.peer, reason)
         self._loop.remove_reader(self._socket.fileno())

@@ -9,6 +9,8 @@ from onceflow.broker.config import BrokerConfig
 from onceflow.wire import apis
 
 FRAME_BYTES_MIN = 8
+LOGIN_BYTES_MIN = 2
+"""SASL tokens without a header are shorter than requests."""
 
 _GROUP_REQUESTS = frozenset((apis.JOIN_GROUP, apis.SYNC_GROUP, apis.OFFSET_COMMIT, apis.TXN_OFFSET_COMMIT))
 
@@ -33,6 +35,19 @@ def frame_size_error(config: BrokerConfig, frame: memoryview, size_bytes: int) -
     if FRAME_BYTES_MIN <= size_bytes <= largest:
         return None
     return f"a frame of {size_bytes} bytes; {what} has {FRAME_BYTES_MIN} to {largest} bytes"
+
+
+def plain_bytes_max(config: BrokerConfig) -> int:
+    """Return the size up to which a frame of any API is accepted."""
+    return min(config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max)
+
+
+def login_size_error(config: BrokerConfig, size_bytes: int) -> str | None:
+    """Return why a client that is not authenticated may not send a frame of this size; None if it may."""
+    if LOGIN_BYTES_MIN <= size_bytes <= config.login_bytes_max:
+        return None
+    largest = config.login_bytes_max
+    return f"a frame of {size_bytes} bytes; before authentication it has {LOGIN_BYTES_MIN} to {largest} bytes"
 
 
 class Arrival:

@@ -5,7 +5,8 @@ import logging
 import select
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from onceflow.broker.config import BrokerConfig, Endpoint
@@ -22,6 +23,8 @@ from onceflow.log.clock import Clock
 
 logger = logging.getLogger(__name__)
 
+Serving = tuple[Handle, Decode]
+NO_LOGINS: Mapping[str, Serving] = MappingProxyType({})
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
 
@@ -57,6 +60,7 @@ class Listener:
         self._newcomers = Newcomers(config, clock)
         self._handle: Handle | None = None
         self._decode: Decode | None = None
+        self._logins: Mapping[str, Serving] = {}
         self._deferred: DeferredCalls | None = None
         self._new_reply: Callable[[Connection], Reply] = Reply
         self._connections: set[Connection] = set()
@@ -76,13 +80,15 @@ class Listener:
         decode: Decode,
         deferred: DeferredCalls,
         new_reply: Callable[[Connection], Reply] = Reply,
+        logins: Mapping[str, Serving] = NO_LOGINS,
     ) -> None:
         """Accept connections; `handle`, or what `decode` returns, serves each request and defers work by `deferred`.
 
-        `new_reply` creates the reply of each request.
+        `new_reply` creates the reply of each request. `logins` has what serves the listeners with SASL, by name.
         """
         self._handle = handle
         self._decode = decode
+        self._logins = logins
         self._deferred = deferred
         self._new_reply = new_reply
         for listening in self._sockets:
@@ -186,17 +192,16 @@ class Listener:
             self._response_budget,
             self._clock,
             self._deferred,
-            self._handle,
-            self._decode,
+            *((self._handle, self._decode) if not listening.has_sasl else self._logins[listening.endpoint.listener]),
             self._new_reply,
             self._forget,
         )
         tls = listening.tls
         try:
             connection = (
-                Connection(client, *arguments)
+                Connection(client, *arguments, self._newcomers if listening.has_sasl else None)
                 if tls is None
-                else TlsConnection(TlsSocket(client, tls.context), *arguments, tls=tls, newcomers=self._newcomers)
+                else TlsConnection(TlsSocket(client, tls.context), tls, self._newcomers, *arguments)
             )
         except OSError:
             # The client has disconnected already.

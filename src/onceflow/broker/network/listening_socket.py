@@ -23,15 +23,21 @@ class ListeningSocket:
     advertised: Endpoint
     tls: ListenerTls | None
     """None without encryption."""
+    has_sasl: bool
+    """Whether clients authenticate with SASL."""
 
     @classmethod
     def open(cls, endpoint: Endpoint, config: BrokerConfig) -> "ListeningSocket":
         """Listen on an endpoint; port 0 is any free one. Raises CannotListen, InvalidTls."""
         name = endpoint.listener
-        tls = ListenerTls(name, config.security_of(name)) if config.listener_protocols[name] == "SSL" else None
+        protocol = config.listener_protocols[name]
+        has_sasl = protocol.startswith("SASL_")
+        tls = None
+        if protocol.endswith("SSL"):
+            tls = ListenerTls(name, config.security_of(name), is_authentication=not has_sasl)
         listening = _listen(endpoint, config)
         bound = endpoint._replace(port=listening.getsockname()[1])
-        return cls(listening, bound, config.advertised_for(bound), tls)
+        return cls(listening, bound, config.advertised_for(bound), tls, has_sasl)
 
 
 def _listen(endpoint: Endpoint, config: BrokerConfig) -> socket.socket:

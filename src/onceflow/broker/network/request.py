@@ -16,11 +16,13 @@ from onceflow.broker.config import Endpoint
 from onceflow.broker.loop.slices import run_in_slices
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.security.principal import KafkaPrincipal
-from onceflow.wire.apis import WRITE_TXN_MARKERS
+from onceflow.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE, WRITE_TXN_MARKERS
 from onceflow.wire.frames import RequestHeader, decode_request, response_class, response_head, with_size
 from onceflow.wire.response_writer import FieldWriter, entity_writer
 
 NO_THROTTLE = timedelta(0)
+UNTHROTTLED = frozenset((WRITE_TXN_MARKERS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
+"""APIs whose responses have no throttle time."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class Request:
     def _begin(self, values: dict[str, Any]) -> tuple[bytearray, FieldWriter]:
         """Return the response up to its body, and the writer of the body."""
         header = self.header
-        if header.api.key != WRITE_TXN_MARKERS:
+        if header.api.key not in UNTHROTTLED:
             values.setdefault("throttle_time", NO_THROTTLE)
         flexible = header.version >= header.api.flexible_from
         response = response_head(header.api.key, header.correlation_id, flexible=flexible)

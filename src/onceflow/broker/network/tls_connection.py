@@ -13,7 +13,6 @@ from typing import Any, cast
 from onceflow.broker.network.connection import Connection
 from onceflow.broker.network.newcomers import Newcomers
 from onceflow.broker.network.reply import SendingSlice
-from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.broker.security.tls import ListenerTls, UnmappedName
 
 FILE_CHUNK_BYTES = 128 * 1024
@@ -72,17 +71,17 @@ class TlsSocket:
 
 
 class TlsConnection(Connection):
-    """A connection that starts with a TLS handshake; its client's certificate, if any, is its principal."""
+    """A connection that starts with a TLS handshake; its client's certificate is its principal, unless SASL follows."""
 
-    __slots__ = ("_encrypted", "_is_established", "_is_reading_scheduled", "_is_step_scheduled", "_newcomers", "_tls")
+    __slots__ = ("_encrypted", "_handshakes", "_is_established", "_is_reading_scheduled", "_is_step_scheduled", "_tls")
 
-    def __init__(self, client: TlsSocket, *arguments: Any, tls: ListenerTls, newcomers: Newcomers) -> None:
+    def __init__(self, client: TlsSocket, tls: ListenerTls, newcomers: Newcomers, *arguments: Any) -> None:
+        """`arguments` are those of `Connection` between the client and the newcomers."""
         self._encrypted = client
         self._tls = tls
-        self._newcomers = newcomers
+        self._handshakes = newcomers
         self._is_established = self._is_reading_scheduled = self._is_step_scheduled = False
-        super().__init__(cast(socket.socket, client), *arguments)
-        newcomers.begin(self)
+        super().__init__(*(cast(socket.socket, client), *arguments, newcomers))
 
     # Handshake
 
@@ -97,7 +96,7 @@ class TlsConnection(Connection):
     def _shake_hands_soon(self) -> None:
         if not self._is_step_scheduled:
             self._is_step_scheduled = True
-            self._newcomers.do_soon(self._shake_hands)
+            self._handshakes.do_soon(self._shake_hands)
 
     def _shake_hands(self) -> None:
         self._is_step_scheduled = False
@@ -105,7 +104,8 @@ class TlsConnection(Connection):
             return
         try:
             self._encrypted.do_handshake()
-            principal = self._tls.principal(self._encrypted.certificate())
+            if self._tls.is_authentication:
+                self.admit(self._tls.principal(self._encrypted.certificate()))
         except ssl.SSLWantReadError:
             self._loop.add_reader(self.fileno(), self._on_readable)
         except ssl.SSLWantWriteError:
@@ -117,16 +117,14 @@ class TlsConnection(Connection):
         except OSError as error:
             self._fail(error)
         else:
-            self._establish(principal)
+            self._establish()
 
     def _on_handshake_writable(self) -> None:
         self._loop.remove_writer(self.fileno())
         self._shake_hands_soon()
 
-    def _establish(self, principal: KafkaPrincipal) -> None:
-        self.principal = principal
+    def _establish(self) -> None:
         self._is_established = True
-        self._newcomers.end(self)
         self._active_at = self._clock.monotonic()
         if self._is_reading:
             self._loop.add_reader(self.fileno(), self._on_readable)
@@ -166,8 +164,3 @@ class TlsConnection(Connection):
         if not piece.size_bytes:
             self._unsent.popleft()
         self._unsent.appendleft(chunk)
-
-    def close(self, reason: str | None) -> None:
-        """Close; `reason` is None if the peer closed in the ordinary way."""
-        self._newcomers.end(self)
-        super().close(reason)

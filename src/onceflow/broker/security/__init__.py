@@ -1,1 +1,1 @@
-"""Security: certificates of listeners, the identity of clients, and what they may do."""
+"""Security: certificates of listeners, SASL, credentials, the identity of clients, and what they may do."""

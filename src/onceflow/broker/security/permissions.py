@@ -79,6 +79,7 @@ PERMISSIONS: Mapping[int, tuple[Permission, ...]] = MappingProxyType(
             Permission(AclOperation.DESCRIBE, _CLUSTER, "all groups"),
             Permission(AclOperation.DESCRIBE, _GROUP, "each group; the list leaves out the others"),
         ),
+        apis.SASL_HANDSHAKE: (),
         apis.API_VERSIONS: (),
         apis.CREATE_TOPICS: (
             Permission(AclOperation.CREATE, _CLUSTER, "all topics"),
@@ -124,6 +125,7 @@ PERMISSIONS: Mapping[int, tuple[Permission, ...]] = MappingProxyType(
         ),
         apis.ALTER_CONFIGS: _ALTER_CONFIGS,
         apis.DESCRIBE_LOG_DIRS: (_whole(AclOperation.DESCRIBE),),
+        apis.SASL_AUTHENTICATE: (),
         apis.CREATE_PARTITIONS: (Permission(AclOperation.ALTER, _TOPIC, "each topic"),),
         apis.DELETE_GROUPS: (Permission(AclOperation.DELETE, _GROUP, "each group"),),
         apis.ELECT_LEADERS: (_whole(AclOperation.ALTER),),
@@ -133,6 +135,8 @@ PERMISSIONS: Mapping[int, tuple[Permission, ...]] = MappingProxyType(
             Permission(AclOperation.DELETE, _GROUP, "the request"),
             Permission(AclOperation.READ, _TOPIC, "each topic"),
         ),
+        apis.DESCRIBE_USER_SCRAM_CREDENTIALS: (_whole(AclOperation.DESCRIBE),),
+        apis.ALTER_USER_SCRAM_CREDENTIALS: (_whole(AclOperation.ALTER),),
         apis.DESCRIBE_CLUSTER: (
             Permission(AclOperation.DESCRIBE, _CLUSTER, "the authorized operations on the cluster"),
         ),

@@ -42,9 +42,11 @@ class UnmappedName(OnceflowError):
 class ListenerTls:
     """TLS of one listener; `context` is for new connections."""
 
-    def __init__(self, listener: str, security: SecurityConfig) -> None:
+    def __init__(self, listener: str, security: SecurityConfig, *, is_authentication: bool = True) -> None:
         """Load the certificates. Raises InvalidTls."""
         self._listener = listener
+        self.is_authentication = is_authentication
+        """Whether the client's certificate is its principal; SASL follows otherwise."""
         self._security = security
         self._rules = parse_rules(security.principal_rules)
         self._state = self._file_state()

@@ -11,7 +11,6 @@ from onceflow.broker.settings.kinds import SettingRefused
 
 CONTROLLER = "CONTROLLER"
 """Name of a KRaft controller's listener: skipped, since this broker connects to no controller."""
-SERVED_PROTOCOLS = (PLAINTEXT, "SSL")
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 _ENDPOINT = re.compile(
@@ -96,8 +95,6 @@ def check_listeners(config: BrokerConfig) -> None:
             raise SettingRefused(
                 f"listeners: {endpoint.listener} has no security protocol; name one in listener.security.protocol.map"
             )
-        if config.listener_protocols[endpoint.listener] not in SERVED_PROTOCOLS:
-            raise SettingRefused(f"listeners: {endpoint.listener}: only {' and '.join(SERVED_PROTOCOLS)} is supported")
     ports = Counter(endpoint[:2] for endpoint in config.listeners if endpoint.port)
     for (host, port), count in ports.items():
         if count > 1:

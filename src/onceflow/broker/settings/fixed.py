@@ -84,6 +84,7 @@ _ONE_PROCESS = "one process is broker, controller and coordinator"
 _ONE_LOOP = "one event loop serves all connections"
 _CLASSIC_GROUPS = "groups use the classic protocol"
 _NO_PURGATORY = "there is no purgatory: a completed request is removed at once"
+_NO_OTHER_BROKER = "there is no other broker to connect to"
 _OPENSSL = "OpenSSL has no such choice"
 _NO_REPORTERS = "there are no reporters of metrics"
 _EACH_VERSION = "each request states its version, and records have format 2 only"
@@ -143,12 +144,16 @@ WITHOUT_EFFECT: dict[str, str] = {
     "kafka.metrics.": _NO_REPORTERS,
     "telemetry.": _NO_REPORTERS,
     "auto.include.jmx.reporter": _NO_REPORTERS,
+    "sasl.client.callback.handler.class": _NO_OTHER_BROKER,
+    "sasl.login.": _NO_OTHER_BROKER,
+    "sasl.mechanism.controller.protocol": _NO_OTHER_BROKER,
+    "sasl.mechanism.inter.broker.protocol": _NO_OTHER_BROKER,
     "ssl.protocol": "ssl.enabled.protocols has the versions",
     "ssl.provider": _OPENSSL,
     "ssl.secure.random.implementation": _OPENSSL,
     "ssl.keymanager.algorithm": _OPENSSL,
     "ssl.trustmanager.algorithm": _OPENSSL,
-    "ssl.endpoint.identification.algorithm": "there is no other broker to connect to",
+    "ssl.endpoint.identification.algorithm": _NO_OTHER_BROKER,
     "ssl.allow.dn.changes": "changed certificates are loaded whatever their names",
     "ssl.allow.san.changes": "changed certificates are loaded whatever their names",
 }
@@ -157,7 +162,8 @@ WITHOUT_EFFECT: dict[str, str] = {
 A name that ends with a dot is a prefix.
 """
 
-_NO_SECURITY = "there is no authentication and no authorization by names; keep the broker inside a trusted network"
+_NO_SECURITY = "there is no authorization: every client that may connect can do everything"
+_NO_KERBEROS = "SASL has PLAIN and SCRAM, not GSSAPI"
 _ONLY_PEM = "keys and certificates are in PEM, where only ssl.key.password is possible"
 _ON_THIS_DISK = "all records are on this broker's own disk"
 _NO_QUOTAS = "there are no quotas"
@@ -167,14 +173,15 @@ REFUSED: dict[str, str] = {
     "ssl.truststore.password": _ONLY_PEM,
     "ssl.cipher.suites": "the cipher suites are OpenSSL's, as Python chooses them",
     "ssl.engine.factory.class": "TLS engines are Java classes",
-    "sasl.": _NO_SECURITY,
+    "sasl.kerberos.": _NO_KERBEROS,
+    "sasl.oauthbearer.": "SASL has PLAIN and SCRAM, not OAUTHBEARER",
+    "sasl.jaas.config": "users of PLAIN are in listener.name.NAME.plain.sasl.jaas.config",
+    "sasl.server.callback.handler.class": "callback handlers are Java classes",
     "security.": _NO_SECURITY,
-    "listener.name.": "a listener's own settings are those of TLS",
+    "listener.name.": "a listener's own settings are those of TLS and SASL",
     "principal.builder.class": _NO_SECURITY,
     "delegation.token.": _NO_SECURITY,
     "password.encoder.": _NO_SECURITY,
-    "connections.max.reauth.ms": _NO_SECURITY,
-    "connection.failed.authentication.delay.ms": _NO_SECURITY,
     "zookeeper.ssl.": _OPEN_ZOOKEEPER,
     "zookeeper.clientCnxnSocket": _OPEN_ZOOKEEPER,
     "remote.": _ON_THIS_DISK,

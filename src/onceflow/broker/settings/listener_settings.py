@@ -1,5 +1,6 @@
 """A listener's own settings: `listener.name.NAME.SETTING`, with the listener's name in lower case."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from onceflow.broker.config import BrokerConfig, SecurityConfig
 from onceflow.broker.settings.fixed import FIXED
 from onceflow.broker.settings.kinds import SettingRefused
-from onceflow.broker.settings.security import OF_LISTENERS
+from onceflow.broker.settings.security import OF_LISTENERS, SASL, SECURITY
 from onceflow.broker.settings.setting import Setting
 
 PREFIX = "listener.name."
@@ -50,9 +51,16 @@ def _security(config: BrokerConfig, listener: str, overrides: Mapping[str, objec
     return replace(config.security, **own)
 
 
-def settings_without_tls(config: BrokerConfig, given: Iterable[str]) -> list[str]:
-    """Return the settings of TLS among those given if no listener uses it."""
+def is_scram_login(name: str) -> bool:
+    """Return whether this is Kafka's JAAS configuration of a SCRAM listener: it has no users, they are in the log."""
+    return re.fullmatch(r"listener\.name\..+\.scram-sha-(256|512)\.sasl\.jaas\.config", name) is not None
+
+
+def settings_of_no_listener(config: BrokerConfig, given: Iterable[str]) -> list[str]:
+    """Return the settings of TLS and SASL among those given if no listener uses it."""
     protocols = {config.listener_protocols[endpoint.listener] for endpoint in config.listeners}
-    if protocols & {"SSL", "SASL_SSL"}:
-        return []
-    return [name for name in given if name in OF_LISTENERS]
+    has_tls = any(protocol.endswith("SSL") for protocol in protocols)
+    has_sasl = any(protocol.startswith("SASL_") for protocol in protocols)
+    unused = {setting.name for setting in (() if has_tls else SECURITY)}
+    unused |= {setting.name for setting in (() if has_sasl else SASL)}
+    return [name for name in given if name in OF_LISTENERS and name in unused]

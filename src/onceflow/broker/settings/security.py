@@ -1,11 +1,14 @@
-"""Settings of TLS. A listener's own have the prefix `listener.name.` and its name in lower case."""
+"""Settings of TLS and SASL. A listener's own have the prefix `listener.name.` and its name in lower case."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from onceflow.broker.security.credentials import BY_NAME
 from onceflow.broker.security.principal_rules import parse_rules
-from onceflow.broker.settings.kinds import COUNT, MS_POSITIVE, Choice, Word
+from onceflow.broker.security.sasl import PLAIN
+from onceflow.broker.settings.kinds import BYTES, COUNT, MS, MS_POSITIVE, Choice, Word
 from onceflow.broker.settings.setting import Setting
 
 PASSWORD_TYPE = 9
@@ -36,18 +39,18 @@ class Pem:
 
 
 @dataclass(frozen=True)
-class Versions:
-    """Versions of TLS, separated by commas."""
+class Names:
+    """Some of the known names, separated by commas."""
 
-    known: tuple[str, ...] = ("TLSv1.2", "TLSv1.3")
+    known: tuple[str, ...]
     kafka_type = 7
-    metavar = "VERSIONS"
+    metavar = "NAMES"
 
     def read(self, text: str) -> tuple[str, ...]:
         given = {part.strip() for part in text.split(",")}
         if not given <= set(self.known):
             raise ValueError(f"is not {self.allowed}")
-        return tuple(version for version in self.known if version in given)
+        return tuple(name for name in self.known if name in given)
 
     def write(self, value: object) -> str:
         assert isinstance(value, tuple)
@@ -55,7 +58,7 @@ class Versions:
 
     @property
     def allowed(self) -> str:
-        return f"{', '.join(self.known)} or both"
+        return f"one or more of {', '.join(self.known)}, separated by commas"
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,37 @@ class Rules:
 
     def write(self, value: object) -> str:
         return str(value)
+
+
+_JAAS = re.compile(r'\s*([\w.]+)\s+required((?:\s+\w\S*?\s*=\s*"(?:[^"\\]|\\.)*")*)\s*;?\s*', re.DOTALL)
+_JAAS_OPTION = re.compile(r'(\w\S*?)\s*=\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PlainUsers:
+    """Users and passwords in the syntax of JAAS, as Kafka's PlainLoginModule has them."""
+
+    kafka_type = PASSWORD_TYPE
+    metavar = "JAAS"
+    allowed = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="PASSWORD" …;'
+
+    def read(self, text: str) -> Mapping[str, str]:
+        match = _JAAS.fullmatch(text)
+        # No message repeats the value, which has passwords.
+        if match is None or not match[1].endswith("PlainLoginModule"):
+            raise ValueError(f"is not in the form {self.allowed}")
+        options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[2])}
+        unknown = [name for name in options if not name.startswith("user_") and name not in ("username", "password")]
+        if unknown:
+            raise ValueError(f"has unknown options: {', '.join(unknown)}; each user is user_NAME")
+        # `username` and `password` are those of Kafka's connections to other brokers.
+        return MappingProxyType(
+            {name.removeprefix("user_"): value for name, value in options.items() if name.startswith("user_")}
+        )
+
+    def write(self, value: object) -> str | None:
+        assert isinstance(value, Mapping)
+        return f"{len(value)} users" if value else None
 
 
 FILE = Word(r".+", "a file", "FILE")
@@ -137,25 +171,61 @@ SECURITY: tuple[Setting, ...] = (
     Setting(
         "ssl.enabled.protocols",
         "security.tls_versions",
-        Versions(),
+        Names(("TLSv1.2", "TLSv1.3")),
         "Versions of TLS.",
     ),
     Setting(
         "authentication.timeout.ms",
         "authentication_ms_max",
         MS_POSITIVE,
-        "Maximum time for the TLS handshake of a new connection. Onceflow only.",
+        "Maximum time for the TLS handshake and the SASL login of a new connection. Onceflow only.",
     ),
     Setting(
         "max.unauthenticated.connections",
         "unauthenticated_connections_max",
         COUNT,
-        "Maximum number of connections whose TLS handshake is not finished. Beyond it, the oldest of them is closed."
-        " Onceflow only.",
+        "Maximum number of connections whose TLS handshake or SASL login is not finished. Beyond it, the oldest of them"
+        " is closed. Onceflow only.",
+    ),
+)
+SASL: tuple[Setting, ...] = (
+    Setting(
+        "sasl.enabled.mechanisms",
+        "security.sasl_mechanisms",
+        Names((PLAIN, *BY_NAME)),
+        "Mechanisms that clients of listeners with SASL may use. Kafka's default is GSSAPI. Users of SCRAM are in the"
+        " metadata log ('onceflow user'), those of PLAIN in plain.sasl.jaas.config.",
+    ),
+    Setting(
+        "plain.sasl.jaas.config",
+        "security.plain_passwords",
+        PlainUsers(),
+        'Users of SASL/PLAIN, in Kafka\'s format: PlainLoginModule required user_NAME="PASSWORD" …; In Kafka it has'
+        " always the prefix of a listener.",
+        is_secret=True,
+    ),
+    Setting(
+        "connections.max.reauth.ms",
+        "security.reauthentication_ms_max",
+        MS,
+        "Time after which a client with SASL must authenticate again; one that does not is disconnected by its next"
+        " request. 0: never.",
+    ),
+    Setting(
+        "connection.failed.authentication.delay.ms",
+        "failed_login_delay_ms",
+        MS,
+        "Time by which the response to a failed SASL login is delayed.",
+    ),
+    Setting(
+        "sasl.server.max.receive.size",
+        "login_bytes_max",
+        BYTES,
+        "Maximum size of a request before a SASL login has succeeded.",
     ),
 )
 
 OF_LISTENERS: Mapping[str, Setting] = {
-    setting.name: setting for setting in SECURITY if setting.field.startswith("security.")
+    setting.name: setting for setting in (*SECURITY, *SASL) if setting.field.startswith("security.")
 }
 """Settings that a listener may have of its own."""

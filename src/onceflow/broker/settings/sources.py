@@ -15,8 +15,9 @@ from onceflow.broker.settings.authorization import check_authorization
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.listener_settings import (
+    is_scram_login,
     own_setting,
-    settings_without_tls,
+    settings_of_no_listener,
     with_own_security,
     without_prefix,
 )
@@ -78,7 +79,7 @@ def resolve(*sources: Source) -> Resolved:
     without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
     config = with_own_security(_config(values), overrides)
     check_listeners(config)
-    without_effect += settings_without_tls(config, given)
+    without_effect += settings_of_no_listener(config, given)
     check_authorization(config)
     return Resolved(config, notes, warnings, without_effect)
 
@@ -95,7 +96,7 @@ def _require_known(source: Source) -> None:
 
 def _is_known(name: str) -> bool:
     has_effect = name in SETTINGS or without_prefix(name) in FIXED or own_setting(name) is not None
-    return has_effect or reason_of(name, WITHOUT_EFFECT) is not None
+    return has_effect or is_scram_login(name) or reason_of(name, WITHOUT_EFFECT) is not None
 
 
 def _nearest(name: str, spell: Callable[[str], str]) -> str:
@@ -132,6 +133,8 @@ def _notes(source: Source) -> Iterable[str]:
             yield f"{name}={value} is always the case here: {reason}"
         elif name in ("listeners", "advertised.listeners") and "CONTROLLER://" in text.upper():
             yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.']}"
+        elif is_scram_login(name):
+            yield f"{name}: the users of SCRAM are in the metadata log"
         elif name not in SETTINGS and own_setting(name) is None:
             yield f"{name}={text} has no effect: {reason_of(name, WITHOUT_EFFECT)}"
 

@@ -31,7 +31,7 @@ from onceflow.broker.settings.kinds import (
     Fraction,
     Whole,
 )
-from onceflow.broker.settings.security import SECURITY
+from onceflow.broker.settings.security import SASL, SECURITY
 from onceflow.broker.settings.setting import Setting
 
 MINUTE_MS = 60_000
@@ -350,6 +350,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
     ),
     "Connections and requests": CONNECTIONS,
     "TLS": SECURITY,
+    "SASL": SASL,
     "Authorization": AUTHORIZATION,
     "Metrics": (
         Setting(

@@ -1,14 +1,21 @@
-"""The log `__cluster_metadata-0`: topics, their configurations, reserved producer ids, and ACLs."""
+"""The log `__cluster_metadata-0`: topics, their configurations, reserved producer ids, credentials and ACLs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from onceflow.broker.security.acls import Acls
+from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics import records as metadata_records
-from onceflow.broker.topics.records import AclRecord, MetadataRecord, RemoveAclRecord
+from onceflow.broker.topics.records import (
+    AclRecord,
+    MetadataRecord,
+    RemoveAclRecord,
+    RemoveUserScramRecord,
+    UserScramRecord,
+)
 from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topic, Topics
 from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
@@ -71,16 +78,18 @@ class MetadataLog:
         log: PartitionLog,
         topics: Topics,
         acls: Acls,
+        credentials: Credentials,
         *,
         clock: Clock,
         group_commit: GroupCommit,
         disk: ReservedDisk,
     ) -> None:
-        """Replay the log into `topics` and `acls`. Raises UnknownRecord, LogError, WireError."""
+        """Replay the log into `topics`, `acls` and `credentials`. Raises UnknownRecord, LogError, WireError."""
         partition = Partition(CLUSTER_METADATA_TOPIC, 0, log)
         self.partitions = (partition,)
         self._topics = topics
         self._acls = acls
+        self._credentials = credentials
         self._disk = disk
         self._log = StateLog(partition, clock, group_commit)
         self._producer_ids = iter(range(0))
@@ -101,6 +110,10 @@ class MetadataLog:
                 self._acls.add(acl_id, binding)
             case RemoveAclRecord(acl_id):
                 self._acls.remove(acl_id)
+            case UserScramRecord(key, credential):
+                self._credentials.replay(key, credential)
+            case RemoveUserScramRecord(key):
+                self._credentials.replay(key, None)
             case _:
                 self._topics.replay(record)
 

@@ -9,6 +9,7 @@ import struct
 import uuid
 from dataclasses import dataclass
 
+from onceflow.broker.security.credentials import Credential, CredentialKey
 from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.remedies import Remedy
@@ -79,8 +80,31 @@ class RemoveAclRecord:
     acl_id: uuid.UUID
 
 
+@dataclass(frozen=True, slots=True)
+class UserScramRecord:
+    """A user has this credential (UserScramCredentialRecord, API key 11)."""
+
+    key: CredentialKey
+    credential: Credential
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveUserScramRecord:
+    """A user's credential is deleted (RemoveUserScramCredentialRecord, API key 22)."""
+
+    key: CredentialKey
+
+
 MetadataRecord = (
-    TopicRecord | PartitionRecord | ConfigRecord | RemoveTopicRecord | ProducerIdsRecord | AclRecord | RemoveAclRecord
+    TopicRecord
+    | PartitionRecord
+    | ConfigRecord
+    | RemoveTopicRecord
+    | ProducerIdsRecord
+    | UserScramRecord
+    | RemoveUserScramRecord
+    | AclRecord
+    | RemoveAclRecord
 )
 
 
@@ -106,6 +130,12 @@ def encode(record: MetadataRecord) -> bytes:
             return _framed(18, fields + struct.pack(">bb", operation, permission))
         case RemoveAclRecord(acl_id):
             return _framed(19, acl_id.bytes)
+        case UserScramRecord((user, mechanism), credential):
+            keys = b"".join(map(_bytes, (credential.salt, credential.stored_key, credential.server_key)))
+            fields = _string(user) + struct.pack(">b", mechanism) + keys
+            return _framed(11, fields + struct.pack(">i", credential.iterations))
+        case RemoveUserScramRecord((user, mechanism)):
+            return _framed(22, _string(user) + struct.pack(">b", mechanism))
 
 
 def decode(value: bytes) -> MetadataRecord:
@@ -131,6 +161,10 @@ def decode(value: bytes) -> MetadataRecord:
             return ConfigRecord(reader.string(), reader.string(), reader.nullable_string())
         case 9:
             return RemoveTopicRecord(reader.uuid())
+        case 11:
+            return UserScramRecord(_credential_key(reader), _credential(reader))
+        case 22:
+            return RemoveUserScramRecord(_credential_key(reader))
         case 15:
             broker_id, _broker_epoch, next_producer_id = reader.numbers(">iqq")
             return ProducerIdsRecord(broker_id, next_producer_id)
@@ -151,6 +185,16 @@ def _binding(reader: "_Reader") -> AclBinding:
     return AclBinding(pattern, principal, host, AclOperation(operation), AclPermission(permission))
 
 
+def _credential_key(reader: "_Reader") -> CredentialKey:
+    user = reader.string()
+    return CredentialKey(user, reader.numbers(">b")[0])
+
+
+def _credential(reader: "_Reader") -> Credential:
+    salt, stored_key, server_key = (reader.skip(reader.varint() - 1) for _ in range(3))
+    return Credential(salt, stored_key, server_key, reader.numbers(">i")[0])
+
+
 def _framed(api_key: int, fields: bytes) -> bytes:
     no_tagged_fields = b"\x00"
     return bytes((FRAME_VERSION, api_key, RECORD_VERSION)) + fields + no_tagged_fields
@@ -166,8 +210,11 @@ def _unsigned_varint(number: int) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    encoded = text.encode()
-    return _unsigned_varint(len(encoded) + 1) + encoded
+    return _bytes(text.encode())
+
+
+def _bytes(data: bytes) -> bytes:
+    return _unsigned_varint(len(data) + 1) + data
 
 
 class _Reader:

@@ -1,0 +1,152 @@
+"""SASL mechanisms, the server's side: tokens in, tokens out, and at the end a user's name.
+
+PLAIN is RFC 4616, SCRAM is RFC 5802 with the limits of Kafka's implementation: no channel binding, extensions are
+ignored (org.apache.kafka.common.security.plain.internals.PlainSaslServer,
+org.apache.kafka.common.security.scram.internals.ScramSaslServer and ScramMessages).
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from onceflow.broker.security.credentials import ITERATIONS_MIN, Credential, Mechanism
+from onceflow.errors import OnceflowError
+
+PLAIN = "PLAIN"
+
+_SASL_NAME = r"(?:[\x01-\x7f](?<![=,])|=2C|=3D)+"
+_VALUE = r"[\x01-\x7f](?<!,)"
+_PRINTABLE = r"(?:[\x21-\x7e](?<!,))+"
+_BASE64 = r"(?:[a-zA-Z0-9/+]{4})*(?:[a-zA-Z0-9/+]{3}=|[a-zA-Z0-9/+]{2}==)?"
+_EXTENSIONS = rf"(?:,[A-Za-z]+=(?:{_VALUE})+)*"
+_CLIENT_FIRST = re.compile(
+    rf"(n,(?:a=({_SASL_NAME}))?,)((?:m=(?:{_VALUE})+,)?n=({_SASL_NAME}),r=({_PRINTABLE})({_EXTENSIONS}))"
+)
+_CLIENT_FINAL = re.compile(rf"(c=({_BASE64}),r=({_PRINTABLE})({_EXTENSIONS})),p=({_BASE64})")
+
+
+class AuthenticationFailed(OnceflowError):
+    """A client's token was refused; the text may be sent to the client.
+
+    `reason` is for the log: what a client that is not authenticated must not know.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+
+class SaslServer(Protocol):
+    """One authentication by one mechanism."""
+
+    @property
+    def user(self) -> str | None:
+        """Name of the user; None until it is authenticated."""
+        ...
+
+    def respond(self, token: bytes) -> bytes:
+        """Return the response to a token. Raises AuthenticationFailed."""
+        ...
+
+
+class PlainServer:
+    """PLAIN: one token with name and password."""
+
+    def __init__(self, passwords: Mapping[str, str]) -> None:
+        self._passwords = passwords
+        self.user: str | None = None
+
+    def respond(self, token: bytes) -> bytes:
+        """Check name and password. Raises AuthenticationFailed with Kafka's message."""
+        tokens = token.decode("utf-8", errors="replace").split("\0")
+        if len(tokens) != 3:
+            raise AuthenticationFailed(f"Invalid SASL/PLAIN response: expected 3 tokens, got {min(len(tokens), 4)}")
+        identity, user, password = tokens
+        if not user or not password:
+            missing = "password" if user else "username"
+            raise AuthenticationFailed(f"Authentication failed: {missing} not specified")
+        expected = self._passwords.get(user)
+        # Compare for an unknown user too: the time must not show which users exist.
+        is_right = hmac.compare_digest((expected or "").encode(), password.encode())
+        if expected is None or not is_right:
+            raise AuthenticationFailed("Authentication failed: Invalid username or password")
+        _check_identity(identity, user)
+        self.user = user
+        return b""
+
+
+class ScramServer:
+    """SCRAM: the client proves that it knows the password, and the broker that it knows the credential."""
+
+    def __init__(self, mechanism: Mechanism, find: Callable[[str], Credential | None]) -> None:
+        """`find` returns the credential of a user."""
+        self._mechanism = mechanism
+        self._find = find
+        self._credential: Credential | None = None
+        self._name = self._header = self._client_first = self._server_first = self._nonce = ""
+        self.user: str | None = None
+
+    def respond(self, token: bytes) -> bytes:
+        """Return the server's first or final message. Raises AuthenticationFailed."""
+        text = token.decode("utf-8", errors="replace")
+        return (self._first(text) if self._credential is None else self._final(text, self._credential)).encode()
+
+    def _first(self, text: str) -> str:
+        match = _CLIENT_FIRST.fullmatch(text)
+        if match is None:
+            raise self._refusal("the first message is malformed")
+        self._header, identity, self._client_first, name, nonce, _extensions = match.groups()
+        self._name = _decoded(name)
+        credential = self._find(self._name)
+        if credential is None:
+            raise self._refusal("there is no such user")
+        if credential.iterations < ITERATIONS_MIN:
+            raise self._refusal(f"its credential has only {credential.iterations} iterations")
+        _check_identity(_decoded(identity or ""), self._name)
+        self._credential = credential
+        self._nonce = nonce + secrets.token_urlsafe(24)
+        salt = base64.b64encode(credential.salt).decode()
+        self._server_first = f"r={self._nonce},s={salt},i={credential.iterations}"
+        return self._server_first
+
+    def _final(self, text: str, credential: Credential) -> str:
+        match = _CLIENT_FINAL.fullmatch(text)
+        if match is None or self.user is not None:
+            raise self._refusal("the final message is malformed")
+        without_proof, channel, nonce, _extensions, proof = match.groups()
+        if nonce != self._nonce or base64.b64decode(channel) != self._header.encode():
+            raise self._refusal("the final message belongs to another exchange")
+        signed = f"{self._client_first},{self._server_first},{without_proof}".encode()
+        hash_name = self._mechanism.hash_name
+        signature = hmac.digest(credential.stored_key, signed, hash_name)
+        proven = base64.b64decode(proof)
+        client_key = bytes(left ^ right for left, right in zip(signature, proven, strict=False))
+        stored_key = hashlib.new(hash_name, client_key).digest()
+        if len(proven) != len(signature) or not hmac.compare_digest(stored_key, credential.stored_key):
+            raise self._refusal("the password is wrong")
+        self.user = self._name
+        return f"v={base64.b64encode(hmac.digest(credential.server_key, signed, hash_name)).decode()}"
+
+    def _refusal(self, reason: str) -> AuthenticationFailed:
+        """Return Kafka's one message for all reasons: it must not show which users exist."""
+        message = (
+            "Authentication failed during authentication due to invalid credentials with SASL mechanism"
+            f" {self._mechanism.name}"
+        )
+        return AuthenticationFailed(message, f"{message}: {reason}")
+
+
+def _check_identity(identity: str, user: str) -> None:
+    """Refuse an identity to act as that is not the user's own. Raises AuthenticationFailed."""
+    if identity not in ("", user):
+        raise AuthenticationFailed(
+            "Authentication failed: Client requested an authorization id that is different from username"
+        )
+
+
+def _decoded(name: str) -> str:
+    return name.replace("=2C", ",").replace("=3D", "=")
