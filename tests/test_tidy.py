@@ -25,7 +25,7 @@ CHAINS = (
 
 INSIDE = {
     "broker": (
-        {"server"},
+        {"offline", "server"},
         {"handlers", "metrics"},
         {"node"},
         {"cluster", "groups", "transactions"},

@@ -13,7 +13,7 @@ from onceflow.log.config import DAY_MS, LogConfig
 
 DEFAULT_RETENTION_POLICY = "onceflow.log.retention:by_age_and_size"
 PLAINTEXT = "PLAINTEXT"
-PROTOCOLS = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+PROTOCOLS = ("SASL_SSL", PLAINTEXT, "SSL", "SASL_PLAINTEXT")
 """Kafka's security protocols (org.apache.kafka.common.security.auth.SecurityProtocol)."""
 PROTOCOL_OF_NAME: Mapping[str, str] = MappingProxyType({name: name for name in PROTOCOLS})
 

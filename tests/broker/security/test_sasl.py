@@ -24,12 +24,13 @@ from confluent_kafka.admin import (
 )
 
 from onceflow.broker.config import Endpoint, SecurityConfig
-from onceflow.broker.security.credentials import BY_NAME, CredentialKey, credential_of, salted_password
+from onceflow.broker.security.credentials import CredentialKey, credential_of
 from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.broker.topics.records import UserScramRecord
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_request, request_class
+from onceflow.wire.scram import BY_NAME, salted_password
 from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
 from tests.broker.raw_client import RawClient, connected
 from tests.client.tls import Authority

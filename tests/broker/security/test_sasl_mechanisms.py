@@ -9,8 +9,9 @@ import scramp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceflow.broker.security.credentials import BY_NAME, MECHANISMS, Credential, credential_of, salted_password
+from onceflow.broker.security.credentials import Credential, credential_of
 from onceflow.broker.security.sasl import AuthenticationFailed, PlainServer, ScramServer
+from onceflow.wire.scram import BY_NAME, MECHANISMS, salted_password
 
 SALT = b"0123456789abcdef"
 

@@ -19,13 +19,14 @@ from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
-from onceflow.broker.security.credentials import BY_NAME, CredentialKey
+from onceflow.broker.security.credentials import CredentialKey
 from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.broker.security.sasl import PLAIN, AuthenticationFailed, PlainServer, SaslServer, ScramServer
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, UnsupportedVersion
 from onceflow.wire.frames import encode_unsupported_api_versions, read_request_header
 from onceflow.wire.primitives import INT32
+from onceflow.wire.scram import BY_NAME
 
 logger = logging.getLogger(__name__)
 

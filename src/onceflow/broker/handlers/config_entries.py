@@ -51,7 +51,8 @@ def broker_entries(config: BrokerConfig, names: Iterable[str] | None = None) -> 
     for setting in described(config):
         if wanted is None or setting.name in wanted:
             source = DEFAULT if setting.is_default else STATIC_BROKER
-            synonyms = [(setting.name, setting.value, source)]
+            is_unset = setting.is_default and setting.default is None
+            synonyms = [] if is_unset else [(setting.name, setting.value, source)]
             if not setting.is_default and setting.default is not None:
                 synonyms.append((setting.name, setting.default, DEFAULT))
             entries.append(

@@ -26,13 +26,13 @@ def handle_describe(node: Node, request: Request) -> None:
         if error_code:
             request.respond(error_code=error_code, error_message=None, results=())
         else:
-            request.respond(error_code=ErrorCode.none, error_message=None, results=results)
+            request.respond(error_code=ErrorCode.none, error_message="", results=results)
 
     node.metadata.when_synced(respond)
 
 
 def _described(node: Node, user: str, *, is_duplicate: bool) -> dict[str, Any]:
-    code, message = ErrorCode.none, None
+    code, message = ErrorCode.none, ""
     infos = [
         {"mechanism": mechanism, "iterations": credential.iterations}
         for mechanism, credential in node.credentials.of_user(user).items()

@@ -11,26 +11,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.scram import BY_NUMBER, ITERATIONS_MAX, ITERATIONS_MIN, MECHANISMS, Mechanism
 
-ITERATIONS_MIN = 4096
-ITERATIONS_MAX = 16384
 USERS_MAX = 100_000
 """Credentials of all users; a broker does not accept any number of them."""
 NAME_BYTES_MAX = 1000
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """One of Kafka's SCRAM mechanisms; `number` is its type in requests and records (ScramMechanism)."""
-
-    number: int
-    name: str
-    hash_name: str
-
-
-MECHANISMS = (Mechanism(1, "SCRAM-SHA-256", "sha256"), Mechanism(2, "SCRAM-SHA-512", "sha512"))
-BY_NUMBER: Mapping[int, Mechanism] = {mechanism.number: mechanism for mechanism in MECHANISMS}
-BY_NAME: Mapping[str, Mechanism] = {mechanism.name: mechanism for mechanism in MECHANISMS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +56,6 @@ class Outcome:
 
 Changes = Mapping[CredentialKey, Credential | None]
 """Credentials to store, or to delete for None."""
-
-
-def salted_password(mechanism: Mechanism, password: str, salt: bytes, iterations: int) -> bytes:
-    """Return Hi(password, salt, iterations) of RFC 5802; as in Kafka, the password is not normalized."""
-    return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
 
 
 def credential_of(mechanism: Mechanism, salted: bytes, salt: bytes, iterations: int) -> Credential:

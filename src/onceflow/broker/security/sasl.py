@@ -13,8 +13,9 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from onceflow.broker.security.credentials import ITERATIONS_MIN, Credential, Mechanism
+from onceflow.broker.security.credentials import Credential
 from onceflow.errors import OnceflowError
+from onceflow.wire.scram import ITERATIONS_MIN, Mechanism
 
 PLAIN = "PLAIN"
 

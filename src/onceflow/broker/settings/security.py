@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from onceflow.broker.security.credentials import BY_NAME
 from onceflow.broker.security.principal_rules import parse_rules
 from onceflow.broker.security.sasl import PLAIN
-from onceflow.broker.settings.kinds import BYTES, COUNT, MS, MS_POSITIVE, Choice, Word
+from onceflow.broker.settings.kinds import BYTES, COUNT, INT32_MAX, MS, MS_POSITIVE, Choice, Whole, Word
 from onceflow.broker.settings.setting import Setting
+from onceflow.wire.scram import BY_NAME
 
 PASSWORD_TYPE = 9
 """DescribeConfigsResponse.ConfigType."""
@@ -194,7 +194,7 @@ SASL: tuple[Setting, ...] = (
         "security.sasl_mechanisms",
         Names((PLAIN, *BY_NAME)),
         "Mechanisms that clients of listeners with SASL may use. Kafka's default is GSSAPI. Users of SCRAM are in the"
-        " metadata log ('onceflow user'), those of PLAIN in plain.sasl.jaas.config.",
+        " metadata log ('onceflow credential'), those of PLAIN in plain.sasl.jaas.config.",
     ),
     Setting(
         "plain.sasl.jaas.config",
@@ -214,7 +214,7 @@ SASL: tuple[Setting, ...] = (
     Setting(
         "connection.failed.authentication.delay.ms",
         "failed_login_delay_ms",
-        MS,
+        Whole(0, INT32_MAX),
         "Time by which the response to a failed SASL login is delayed.",
     ),
     Setting(

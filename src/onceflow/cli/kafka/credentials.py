@@ -1,0 +1,176 @@
+"""`onceflow credential`: users that authenticate with SCRAM."""
+
+import json
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from onceflow.cli.command_group import Commands
+from onceflow.cli.options import bootstrap_option, json_option, not_empty
+from onceflow.cli.output import stdout_may_close, table
+from onceflow.cli.security import open_cluster
+from onceflow.errors import OnceflowError
+from onceflow.wire.scram import BY_NAME, ITERATIONS_MAX, ITERATIONS_MIN
+
+
+class PasswordFileOpen(OnceflowError):
+    """A file with a password that other users of the machine can read."""
+
+
+data_option = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="Data directory of a broker that does not run, in place of --bootstrap; for a broker on its own, before its"
+    " first start too.",
+)
+mechanism_option = click.option(
+    "--mechanism",
+    "mechanisms",
+    type=click.Choice(list(BY_NAME), case_sensitive=False),
+    multiple=True,
+    default=list(BY_NAME),
+    show_default=True,
+    help="SCRAM mechanism; may be repeated.",
+)
+
+
+@click.group(cls=Commands)
+def credential() -> None:
+    """Add, list and remove users that authenticate with SCRAM.
+
+    \b
+    Example:
+      onceflow credential add ada --data ./broker
+      onceflow credential list
+    """
+
+
+@credential.command()
+@click.argument("user", callback=not_empty)
+@mechanism_option
+@click.option(
+    "--iterations",
+    type=click.IntRange(ITERATIONS_MIN, ITERATIONS_MAX),
+    default=ITERATIONS_MIN,
+    show_default=True,
+    help="Iterations of the password's hash.",
+)
+@click.option(
+    "--password-file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="File whose first line is the password; - is standard input. Without it, the command asks for the password.",
+)
+@data_option
+@bootstrap_option
+@json_option
+def add(
+    user: str,
+    mechanisms: Sequence[str],
+    iterations: int,
+    password_file: Path | None,
+    data: Path | None,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Add a user, or change its password.
+
+    The broker stores salted keys, never the password. No option takes the password: every user of the machine could
+    read it in the list of processes.
+
+    \b
+    Example:
+      onceflow credential add ada --data ./broker --password-file ada.password
+    """
+    password = _password(password_file)
+    if data is not None:
+        from onceflow.broker import offline
+
+        offline.set_password(data, user, password, mechanisms, iterations)
+    else:
+        from onceflow.client import credentials
+
+        with open_cluster(bootstrap) as cluster:
+            credentials.set_password(cluster, user, password, mechanisms, iterations)
+    _report(user, mechanisms, as_json=as_json, what="stored")
+
+
+@credential.command("list")
+@data_option
+@bootstrap_option
+@json_option
+def list_credentials(data: Path | None, bootstrap: str, as_json: bool) -> None:
+    """List the users with their mechanisms.
+
+    \b
+    Example:
+      onceflow credential list --json
+    """
+    users: Sequence[tuple[str, str, int]]
+    if data is not None:
+        from onceflow.broker import offline
+
+        users = offline.list_users(data)
+    else:
+        from onceflow.client import credentials
+
+        with open_cluster(bootstrap) as cluster:
+            users = credentials.list_credentials(cluster)
+    with stdout_may_close():
+        if as_json:
+            names = ("user", "mechanism", "iterations")
+            click.echo(json.dumps([dict(zip(names, row, strict=True)) for row in users]))
+        else:
+            table([("USER", "MECHANISM", "ITERATIONS"), *users])
+
+
+@credential.command()
+@click.argument("user", callback=not_empty)
+@mechanism_option
+@data_option
+@bootstrap_option
+@json_option
+def remove(user: str, mechanisms: Sequence[str], data: Path | None, bootstrap: str, as_json: bool) -> None:
+    """Remove a user. Its open connections stay authenticated.
+
+    \b
+    Example:
+      onceflow credential remove ada
+    """
+    if data is not None:
+        from onceflow.broker import offline
+
+        offline.remove_user(data, user, mechanisms)
+    else:
+        from onceflow.client import credentials
+
+        with open_cluster(bootstrap) as cluster:
+            credentials.remove_user(cluster, user, mechanisms)
+    _report(user, mechanisms, as_json=as_json, what="removed")
+
+
+def _report(user: str, mechanisms: Sequence[str], *, as_json: bool, what: str) -> None:
+    with stdout_may_close():
+        if as_json:
+            click.echo(json.dumps({"user": user, "mechanisms": list(mechanisms)}))
+        else:
+            click.echo(f"user {user} was {what}: {', '.join(mechanisms)}")
+
+
+def _password(path: Path | None) -> str:
+    """Return the password. Raises PasswordFileOpen."""
+    if path is None:
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    if str(path) == "-":
+        text = sys.stdin.readline()
+    else:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise PasswordFileOpen(f"--password-file {path}: other users can read it; its mode must be 600")
+        text = path.read_text(encoding="utf-8").partition("\n")[0]
+    password = text.rstrip("\r\n")
+    if not password:
+        raise click.BadParameter("the password must not be empty", param_hint="--password-file")
+    return password
