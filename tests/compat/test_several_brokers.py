@@ -1,8 +1,12 @@
 """Onceflow's client and source on an Apache Kafka of two brokers: requests to each partition's leader, and failover."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +75,18 @@ def two(tmp_path: Path) -> Iterator[Two]:
             yield Two(first, second)
             if second.process.poll() is None:
                 second.kill()
+
+
+@pytest.fixture
+def run_on() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs the command line on a cluster."""
+
+    def run(bootstrap: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "onceflow", *words]
+        environment = os.environ | {"ONCEFLOW_BOOTSTRAP": bootstrap}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+    return run
 
 
 def values_of(cluster: Cluster, topic: str) -> Counter[bytes | None]:
@@ -190,3 +206,26 @@ def test_leader_failure_after_planning(two: Two, monkeypatch: pytest.MonkeyPatch
         wait_until(lambda: values_of(cluster, "clicks") == sent + after)
         (task,) = reader.partitions(end, reader.latestOffset(end, ReadAllAvailable()))
         assert values_in(reader.read(task)) == after
+
+
+def test_status_shows_a_dead_broker(two: Two, run_on: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    with Cluster(two.bootstrap) as cluster:
+        cluster.create_topic("strict", 2, configs={"min.insync.replicas": "2"})
+        cluster.create_topic("alone", 2, replication_factor=1)
+    done = run_on(two.bootstrap, "cluster", "status", "--json")
+    assert (done.returncode, json.loads(done.stdout)["problems"]) == (0, [])
+    two.second.kill()
+
+    def problems() -> dict[str, list[list[str]]]:
+        shown = json.loads(run_on(two.first.bootstrap, "cluster", "status", "--json").stdout)
+        by_topic: dict[str, list[list[str]]] = {}
+        for entry in shown["problems"]:
+            by_topic.setdefault(entry["topic"], []).append(entry["problems"])
+        return {topic: sorted(listed) for topic, listed in by_topic.items()}
+
+    below = ["below-min-isr", "under-replicated"]
+    expected = {"strict": [below, [*below, "not-preferred"]], "alone": [["offline", *below]]}
+    wait_until(lambda: problems().items() >= expected.items())
+    done = run_on(two.first.bootstrap, "cluster", "status")
+    assert done.returncode == 1
+    assert "not available" in done.stdout

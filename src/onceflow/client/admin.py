@@ -41,6 +41,9 @@ BROKER = 4
 """Resource types (org.apache.kafka.common.config.ConfigResource.Type)."""
 SET, DELETE, APPEND, SUBTRACT = range(4)
 """org.apache.kafka.clients.admin.AlterConfigOp.OpType."""
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+DESCRIBED_AT_ONCE = 1000
+"""Topics in one DescribeConfigs request."""
 ALL_OFFSETS_VERSION_MIN = 2
 STATE_FILTER_VERSION = 4
 BROKER_ENDPOINT = 1
@@ -86,6 +89,34 @@ class Admin:
             (result,) = response.results
             _check(f"the configs of {_resource(kind, name)} are not available", result.error_code, result.error_message)
             return read_configs(result.configs)
+
+        return self._router.retry(attempt)
+
+    def min_insync_replicas(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return min.insync.replicas of each topic; topics that do not exist are left out."""
+        names = list(topics)
+        values: dict[str, int] = {}
+        for first in range(0, len(names), DESCRIBED_AT_ONCE):
+            values |= self._min_insync_replicas(names[first : first + DESCRIBED_AT_ONCE])
+        return values
+
+    def _min_insync_replicas(self, names: Iterable[str]) -> dict[str, int]:
+        resources = [
+            {"resource_type": TOPIC, "resource_name": name, "configuration_keys": [MIN_INSYNC_REPLICAS]}
+            for name in names
+        ]
+        build = requests.message(
+            apis.DESCRIBE_CONFIGS, resources=resources, include_synonyms=False, include_documentation=False
+        )
+
+        def attempt() -> dict[str, int]:
+            values = {}
+            for result in self._router.ask_any(apis.DESCRIBE_CONFIGS, build).results:
+                if result.error_code != ErrorCode.unknown_topic_or_partition:
+                    failure = f"the configs of topic '{result.resource_name}' are not available"
+                    _check(failure, result.error_code, result.error_message)
+                    values[result.resource_name] = int(read_configs(result.configs)[MIN_INSYNC_REPLICAS].value or 1)
+            return values
 
         return self._router.retry(attempt)
 
