@@ -78,7 +78,20 @@ def test_settings_come_from_the_ini_file(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, ONE_BROKER, ini="onceflow_settings =\n    num.partition=3\n")
     assert code == 1 and "did you mean num.partitions?" in output
     code, output = run_pytest(tmp_path, ONE_BROKER, ini="onceflow_settings = many\n")
-    assert code == 1 and "'many' is not NAME=VALUE" in output
+    assert code == 1 and "onceflow_settings: line 1 is not NAME=VALUE" in output
+
+
+def test_the_ini_file_has_users(tmp_path: Path) -> None:
+    suite = (
+        "def test_it(onceflow_broker):\n"
+        "    settings = onceflow_broker.client_settings('ada')\n"
+        "    assert settings['security.protocol'] == 'SASL_SSL'\n"
+        "    assert settings['sasl.password'] == 'a=b'\n"
+    )
+    code, output = run_pytest(tmp_path, suite, ini="onceflow_users =\n    ada=a=b\nonceflow_tls = true\n")
+    assert code == 0, output
+    code, output = run_pytest(tmp_path, suite, ini="onceflow_users = hush\n")
+    assert code == 1 and "hush" not in output.replace("onceflow_users = hush", "")
 
 
 def test_disabled_plugin_has_no_effect(tmp_path: Path) -> None:
@@ -115,7 +128,7 @@ def test_options_are_in_help_and_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
     command = [sys.executable, "-m", "pytest", "--help", "-p", "no:cacheprovider"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    for option in ("--onceflow-data", "onceflow_settings", "-p no:onceflow"):
+    for option in ("--onceflow-data", "onceflow_settings", "onceflow_users", "onceflow_tls", "-p no:onceflow"):
         assert option in page
         assert option in shown or option.startswith("-p")
 

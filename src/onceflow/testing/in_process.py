@@ -24,6 +24,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.testing.secured import (
+    Certificates,
+    generate_certificates,
+    protocol_of,
+    secured,
+    store_users,
+)
 
 if TYPE_CHECKING:
     from onceflow.broker import server
@@ -51,6 +58,9 @@ class Broker:
 
     Creating one starts nothing; it raises BrokerNotUsable for settings of another type, or that set its path or port.
 
+    `users` are the passwords of users by their names: the broker then requires SASL, by PLAIN or SCRAM. `tls` encrypts
+    with generated certificates, which needs the package trustme; `client_settings` has what clients need.
+
     `path` is the data directory, created if necessary and kept; None uses a temporary one that `stop` removes. `port`
     0 uses any free port. `settings` are the broker's, by Kafka's names, as text or Python's values. `disk` and `clock`
     are for tests that provide them (`FaultyDisk`, `ManualClock`).
@@ -62,6 +72,8 @@ class Broker:
         *,
         port: int = 0,
         settings: Mapping[str, Setting] | None = None,
+        users: Mapping[str, str] | None = None,
+        tls: bool = False,
         disk: "Disk | None" = None,
         clock: "Clock | None" = None,
     ) -> None:
@@ -70,6 +82,9 @@ class Broker:
         if own:
             raise BrokerNotUsable(f"settings must not contain {', '.join(own)}; give Broker its path and port instead")
         self._path = None if path is None else Path(path)
+        self._users = dict(users or {})
+        self._has_tls = tls
+        self._certificates: Certificates | None = None
         self._port = port
         self._disk = disk
         self._clock = clock
@@ -88,7 +103,12 @@ class Broker:
         # Imported in the caller's thread: an import in another thread could wait for the caller's import lock.
         import onceflow.broker.server  # noqa: F401
 
-        run = _Run(self._path, self._port, self._settings, self._disk, self._clock)
+        if self._has_tls and self._certificates is None:
+            try:
+                self._certificates = generate_certificates(HOST)
+            except ModuleNotFoundError as error:
+                raise BrokerNotUsable(f"tls=True needs the package {error.name}: pip install trustme") from error
+        run = _Run(self._path, self._port, self._settings, self._disk, self._clock, self._users, self._certificates)
         run.start()
         self._run = run
         self._port = run.port
@@ -107,6 +127,32 @@ class Broker:
     def bootstrap_servers(self) -> str:
         """HOST:PORT for clients. Raises BrokerNotUsable if the broker is not running."""
         return self._running().address
+
+    @property
+    def authority(self) -> Path | None:
+        """The PEM file of the authority that issued the broker's certificate; None without TLS.
+
+        Raises BrokerNotUsable if the broker is not running.
+        """
+        return self._running().authority
+
+    def client_settings(self, user: str | None = None, mechanism: str = "SCRAM-SHA-256") -> dict[str, str]:
+        """Return the settings of librdkafka's clients (confluent-kafka) for a user, by default the first one.
+
+        `mechanism` is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Raises BrokerNotUsable if the broker is not running, or
+        has no such user.
+        """
+        run = self._running()
+        settings = {"bootstrap.servers": run.address, "security.protocol": run.protocol}
+        if run.authority is not None:
+            settings["ssl.ca.location"] = str(run.authority)
+        if self._users or user is not None:
+            name = next(iter(self._users)) if user is None else user
+            if name not in self._users:
+                known = ", ".join(self._users) or "none"
+                raise BrokerNotUsable(f"the broker on {run.path} has no user '{name}', only {known}")
+            settings |= {"sasl.mechanism": mechanism, "sasl.username": name, "sasl.password": self._users[name]}
+        return settings
 
     @property
     def path(self) -> Path:
@@ -161,12 +207,23 @@ class _Run:
     """A broker from start to stop."""
 
     def __init__(
-        self, path: Path | None, port: int, settings: Mapping[str, str], disk: "Disk | None", clock: "Clock | None"
+        self,
+        path: Path | None,
+        port: int,
+        settings: Mapping[str, str],
+        disk: "Disk | None",
+        clock: "Clock | None",
+        users: Mapping[str, str],
+        certificates: Certificates | None,
     ) -> None:
         # mkdtemp instead of TemporaryDirectory, whose finalizer would remove the parent's data when a forked child
         # ends.
         self.path = path if path is not None else Path(tempfile.mkdtemp(prefix="onceflow-"))
         self.port = port
+        self.protocol = protocol_of(has_users=bool(users), has_tls=certificates is not None)
+        self.authority: Path | None = None
+        self._users = users
+        self._certificates = certificates
         self._is_temporary = path is None
         self._pid = os.getpid()
         self._settings = settings
@@ -191,6 +248,9 @@ class _Run:
 
     def start(self) -> None:
         try:
+            if self._certificates is not None:
+                self.authority = Path(tempfile.mkdtemp(prefix="onceflow-authority-")) / "authority.pem"
+                self.authority.write_text(self._certificates.authority)
             self._thread.start()
             self._started.result()
         except BaseException:
@@ -244,6 +304,8 @@ class _Run:
             )
 
     def _remove_temporary(self) -> None:
+        if self.authority is not None:
+            shutil.rmtree(self.authority.parent)
         if self._is_temporary:
             shutil.rmtree(self.path)
 
@@ -264,6 +326,7 @@ class _Run:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._server = Server(self._config(), disk=self._disk, clock=self._clock)
         await self._server.start()
+        store_users(self._server.node, self._users)
         self.port = self._server.port
         self._started.set_result(None)
         try:
@@ -275,9 +338,9 @@ class _Run:
     def _config(self) -> "BrokerConfig":
         from onceflow.broker.config import BrokerConfig, Endpoint
 
-        listeners = (Endpoint(HOST, self.port),)
+        listeners = (Endpoint(HOST, self.port, self.protocol),)
         if not self._settings:
-            return BrokerConfig(self.path, listeners)
+            return secured(BrokerConfig(self.path, listeners), self._users, self._certificates)
         from onceflow.broker.settings.sources import Source, resolve
 
         resolved = resolve(Source({**self._settings, "log.dirs": str(self.path)}))
@@ -285,7 +348,7 @@ class _Run:
             logger.info("%s", note)
         for warning in resolved.warnings:
             logger.warning("%s", warning)
-        return replace(resolved.config, listeners=listeners)
+        return secured(replace(resolved.config, listeners=listeners), self._users, self._certificates)
 
 
 def _stop_all() -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DATA_OPTION = "--onceflow-data"
 SETTINGS_OPTION = "onceflow_settings"
+USERS_OPTION = "onceflow_users"
+TLS_OPTION = "onceflow_tls"
 TOPIC_MARKER = "onceflow_topic"
 NAME_CHARACTERS_MAX = 200
 """Maximum length of a test's name in its topic's name; Kafka allows 249 characters."""
@@ -35,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="linelist",
         default=[],
     )
+    parser.addini(
+        USERS_OPTION,
+        "users of the fixture onceflow_broker with their passwords, one a line: ada=secret; it then requires SASL",
+        type="linelist",
+        default=[],
+    )
+    parser.addini(TLS_OPTION, "whether the fixture onceflow_broker encrypts, with generated certificates", type="bool")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +59,13 @@ def onceflow_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
     """A broker in a thread of this process, for the whole session: `onceflow_broker.bootstrap_servers`."""
     from onceflow.testing.in_process import Broker
 
-    with Broker(_data_path(request.config), settings=_settings(request.config)) as broker:
+    config = request.config
+    with Broker(
+        _data_path(config),
+        settings=_pairs(config, SETTINGS_OPTION, "num.partitions=3"),
+        users=_pairs(config, USERS_OPTION, "ada=secret"),
+        tls=bool(config.getini(TLS_OPTION)),
+    ) as broker:
         yield broker
 
 
@@ -73,11 +88,12 @@ def _data_path(config: pytest.Config) -> Path | None:
     return Path(directory, worker) if worker else Path(directory)
 
 
-def _settings(config: pytest.Config) -> dict[str, str]:
-    settings = {}
-    for line in config.getini(SETTINGS_OPTION):
+def _pairs(config: pytest.Config, option: str, example: str) -> dict[str, str]:
+    pairs = {}
+    for number, line in enumerate(config.getini(option), 1):
         name, separator, value = line.partition("=")
         if not separator:
-            raise pytest.UsageError(f"{SETTINGS_OPTION}: {line!r} is not NAME=VALUE, such as num.partitions=3")
-        settings[name.strip()] = value.strip()
-    return settings
+            # The line may be a password.
+            raise pytest.UsageError(f"{option}: line {number} is not NAME=VALUE, such as {example}")
+        pairs[name.strip()] = value.strip()
+    return pairs

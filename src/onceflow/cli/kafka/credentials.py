@@ -61,7 +61,7 @@ def credential() -> None:
 )
 @click.option(
     "--password-file",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
     help="File whose first line is the password; - is standard input. Without it, the command asks for the password.",
 )
 @data_option
@@ -167,9 +167,12 @@ def _password(path: Path | None) -> str:
     if str(path) == "-":
         text = sys.stdin.readline()
     else:
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise PasswordFileOpen(f"--password-file {path}: other users can read it; its mode must be 600")
-        text = path.read_text(encoding="utf-8").partition("\n")[0]
+        try:
+            if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise PasswordFileOpen(f"--password-file {path}: other users can read it; its mode must be 600")
+            text = path.read_text(encoding="utf-8").partition("\n")[0]
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.BadParameter(f"{path} cannot be read: {error}", param_hint="--password-file") from error
     password = text.rstrip("\r\n")
     if not password:
         raise click.BadParameter("the password must not be empty", param_hint="--password-file")

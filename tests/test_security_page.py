@@ -1,0 +1,43 @@
+"""docs/security.md: its ten lines are executed, as a reader would."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from onceflow.services import free_port
+
+PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+PORT = "9093"
+
+
+def test_the_ten_lines_set_up_security(tmp_path: Path) -> None:
+    """The broker that the lines start in the background is ended at the end."""
+    (block,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    lines = block.replace(PORT, str(free_port())).splitlines()
+    refused = "! onceflow --config-file ada.conf topic create other 2> refused.txt"
+    script = "\n".join(["set -eu", "trap 'kill %1; wait' EXIT", *lines, refused])
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    process = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, errors
+    assert out.splitlines()[-1] == "click", out
+    assert "TOPIC_AUTHORIZATION_FAILED" in (tmp_path / "refused.txt").read_text()
+    password = (tmp_path / "ada.password").read_text().strip()
+    assert password not in errors + out
+    stored = [file.read_bytes() for file in (tmp_path / "data").rglob("*") if file.is_file()]
+    assert not [content for content in stored if password.encode() in content]
