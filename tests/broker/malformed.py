@@ -111,6 +111,7 @@ def _element(inner: Any, field: Field[Any], seeded: random.Random) -> Any:
         "timedelta_i32": lambda: datetime.timedelta(milliseconds=seeded.choice((0, 100, 10_000, 60_000))),
         "timedelta_i64": lambda: datetime.timedelta(milliseconds=seeded.choice((0, 1000))),
         "datetime_i64": lambda: datetime.datetime.fromtimestamp(1_700_000_000, tz=datetime.UTC),
+        "float64": lambda: seeded.choice((-1.0, 0.0, 0.5, 1e12)),
         "uuid": lambda: UUID(int=seeded.randrange(1, 2**128)),
         "string": lambda: seeded.choice(NAMES),
         "bytes": lambda: b"metadata",

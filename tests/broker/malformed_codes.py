@@ -59,6 +59,8 @@ _NAMES = {
     apis.INCREMENTAL_ALTER_CONFIGS: f"{_ABSENT} invalid_request invalid_config",
     apis.LIST_PARTITION_REASSIGNMENTS: "",
     apis.OFFSET_DELETE: f"{_ABSENT} group_id_not_found invalid_group_id non_empty_group group_subscribed_to_topic",
+    apis.DESCRIBE_CLIENT_QUOTAS: "invalid_request unsupported_version",
+    apis.ALTER_CLIENT_QUOTAS: "invalid_request",
     apis.DESCRIBE_USER_SCRAM_CREDENTIALS: "resource_not_found duplicate_resource",
     apis.ALTER_USER_SCRAM_CREDENTIALS: "unacceptable_credential unsupported_sasl_mechanism duplicate_resource"
     " resource_not_found",

@@ -40,7 +40,7 @@ KNOWN_DIFFERENCES = {
         "shown", "not shown, and refused", "they would have no effect"
     ),
     "APIs and versions": Difference(
-        "also those of clusters, SASL, quotas and topic ids",
+        "also those of clusters, SASL and topic ids",
         "[protocol.md](protocol.md): a plain 3.x broker's, with ListOffsets 0",
         "only supported APIs are advertised; only ListOffsets 0 returns where segments start",
     ),

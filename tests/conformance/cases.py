@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.conformance import admin, fetch, frames, groups, metadata, offsets, produce, transactions
+from tests.conformance import admin, fetch, frames, groups, metadata, offsets, produce, quotas, transactions
 from tests.conformance.side import Side
 
 CASES: dict[str, Callable[[Side], None]] = {
@@ -14,4 +14,5 @@ CASES: dict[str, Callable[[Side], None]] = {
     **admin.CASES,
     **metadata.CASES,
     **frames.CASES,
+    **quotas.CASES,
 }

@@ -30,8 +30,6 @@ NOT_SERVED: tuple[int, ...] = (
     40,
     41,
     45,
-    48,
-    49,
     50,
     51,
     55,
@@ -389,6 +387,10 @@ GUARDED = [
     *_rows("DescribeConfigs *", "settings of the broker", ("*.configs.log.roll.ms.*",)),
     Expected("ListOffsets 0 *", "ListOffsets 0 : 'closed the connection' → *", "APIs and versions"),
     Expected("DescribeProducers 0 *", "*.last_timestamp: 1700000000000 → 'now'", "a producer's last timestamp"),
+    *(
+        Expected(cases, "CreateAcls * results.*", "unexpected errors in Kafka")
+        for cases in ("ACLs of any *", "ACLs of matching patterns")
+    ),
     *_rows(
         "Metadata 12 *",
         "automatic topic creation",

@@ -1,6 +1,6 @@
 """Each API with and without each of its permissions, at Apache Kafka with StandardAuthorizer and at the broker."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -8,7 +8,7 @@ from benchmarks import kafka
 from onceflow.testing import BrokerProcess
 from onceflow.wire.apis import APIS
 from tests.compat.conftest import kafka_jars, tool
-from tests.conformance import guarded
+from tests.conformance import acls, guarded
 from tests.conformance.comparison import Figures, differences, unlisted
 from tests.conformance.conftest import KAFKAS, SETTINGS, await_coordinators
 from tests.conformance.expected_differences import guarded_patterns
@@ -45,11 +45,26 @@ def case_name(case: guarded.GuardedCase) -> str:
 @pytest.mark.parametrize("case", guarded.GUARDED_CASES, ids=case_name)
 def test_permissions_have_the_same_effect(theirs: str, ours: str, figures: Figures, case: guarded.GuardedCase) -> None:
     api_key, version, permissions, is_widened = case
-    name = case_name(case)
+
+    def scenario(side: guarded.GuardedSide) -> None:
+        guarded.play(side, api_key, version, permissions, is_widened=is_widened)
+
+    compare(theirs, ours, figures, case_name(case), scenario)
+
+
+@pytest.mark.parametrize("case", acls.CASES)
+def test_invalid_acls_and_filters(theirs: str, ours: str, figures: Figures, case: str) -> None:
+    compare(theirs, ours, figures, case, acls.CASES[case])
+
+
+def compare(
+    theirs: str, ours: str, figures: Figures, name: str, scenario: Callable[[guarded.GuardedSide], None]
+) -> None:
+    """Run a scenario on both brokers and fail for a difference that is not expected."""
     steps = []
     for bootstrap in (theirs, ours):
         with guarded.played(bootstrap, name) as side:
-            guarded.play(side, api_key, version, permissions, is_widened=is_widened)
+            scenario(side)
             steps.append(side.steps)
     differing = differences(*steps)
     figures.count(steps[1], differing)

@@ -442,6 +442,33 @@ def create_acls(side: Side, version: int) -> None:
         side.ask(apis.CREATE_ACLS, version, creations=[acl_fields(side)])
 
 
+def quota_entity(side: Side) -> list[dict[str, Any]]:
+    """Return a user of the case's own."""
+    return [{"entity_type": "user", "entity_name": side.topic}]
+
+
+def alter_client_quotas(side: Side, version: int) -> None:
+    for remove in (False, True):
+        ops = [{"key": "producer_byte_rate", "value": 1e12, "remove": remove}]
+        entries = [{"entity": quota_entity(side), "ops": ops}]
+        for validate_only in (True, False):
+            side.ask(apis.ALTER_CLIENT_QUOTAS, version, entries=entries, validate_only=validate_only)
+
+
+def describe_client_quotas(side: Side, version: int) -> None:
+    ops = [{"key": "request_percentage", "value": 1e6, "remove": False}]
+    entries = [{"entity": quota_entity(side), "ops": ops}]
+    side.ask_quietly(apis.ALTER_CLIENT_QUOTAS, 1, entries=entries, validate_only=False)
+    component = {"entity_type": "user", "match_type": 0, "match": side.topic}
+    side.until(
+        lambda response: response.entries,
+        apis.DESCRIBE_CLIENT_QUOTAS, 1, components=[component], strict=True,
+    )  # fmt: skip
+    side.ask(apis.DESCRIBE_CLIENT_QUOTAS, version, components=[component], strict=True)
+    removal = [{"entity": quota_entity(side), "ops": [{**ops[0], "remove": True}]}]
+    side.ask_quietly(apis.ALTER_CLIENT_QUOTAS, 1, entries=removal, validate_only=False)
+
+
 def describe_acls(side: Side, version: int) -> None:
     side.ask_quietly(apis.CREATE_ACLS, 3, creations=[acl_fields(side)])
     side.ask(apis.DESCRIBE_ACLS, version, **acl_filter(side))
@@ -492,6 +519,8 @@ VALID_REQUESTS: dict[int, Right] = {
     apis.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
     apis.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
     apis.OFFSET_DELETE: offset_delete,
+    apis.DESCRIBE_CLIENT_QUOTAS: describe_client_quotas,
+    apis.ALTER_CLIENT_QUOTAS: alter_client_quotas,
     apis.DESCRIBE_USER_SCRAM_CREDENTIALS: describe_user_scram_credentials,
     apis.ALTER_USER_SCRAM_CREDENTIALS: alter_user_scram_credentials,
     apis.DESCRIBE_CLUSTER: describe_cluster,

@@ -63,6 +63,7 @@ def _element(inner: Any, field: Field[Any], seeded: random.Random) -> Any:
         "timedelta_i32": datetime.timedelta(milliseconds=seeded.randrange(-(2**31), 2**31)),
         "timedelta_i64": datetime.timedelta(milliseconds=seeded.randrange(-(2**40), 2**40)),
         "datetime_i64": datetime.datetime.fromtimestamp(seeded.randrange(2**31), tz=datetime.UTC),
+        "float64": seeded.uniform(-1e9, 1e9),
         "uuid": UUID(int=seeded.randrange(1, 2**128)),
         "string": "".join(seeded.choices("aå€𝄞", k=seeded.choice((0, 3, 200)))),
         "bytes": seeded.randbytes(seeded.choice((0, 3, 200))),

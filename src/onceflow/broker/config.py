@@ -152,6 +152,10 @@ class BrokerConfig:
     allow_everyone_if_no_acl: bool = False
     """Whether a resource that no ACL matches is allowed to every client."""
 
+    quota_samples: int = 11
+    """Windows over which the rate of a quota is measured, the current one included."""
+    quota_window_seconds: int = 1
+
     # Metrics (broker.metrics)
     metrics_port: int = -1
     """Port of the metrics for Prometheus; -1: none, and no request is measured."""

@@ -17,6 +17,7 @@ from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.work_thread import WorkThread
 from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import ResponseCache
+from onceflow.broker.network.throttling import Throttling
 from onceflow.broker.security.acls import Acls
 from onceflow.broker.security.authorizer import FULL_ACCESS, Access, Authorizer
 from onceflow.broker.security.credentials import Credentials
@@ -97,9 +98,9 @@ class Node:
         self.logs = TopicLogs(config, self.partitions, directory, disk=disk, clock=clock)
         self.acls = Acls()
         self.authorizer = self._new_authorizer()
-        """None: every request is allowed."""
         self.credentials = Credentials()
         self.stores_credentials = registry is None
+        self.throttling = Throttling(config, clock)
         self.metadata = self._open_metadata(registry)
         self.logs.open_topics(self.topics)
         self.groups = GroupCoordinator(clock, config)
@@ -146,6 +147,7 @@ class Node:
                 self.topics,
                 self.acls,
                 self.credentials,
+                self.throttling.quotas,
                 clock=self.clock,
                 group_commit=self.group_commit,
                 disk=self.disk,
@@ -164,6 +166,7 @@ class Node:
         return metadata
 
     def _new_authorizer(self) -> Authorizer | None:
+        """Return the configured authorizer; without one every request is allowed."""
         config = self.config
         if not config.authorizer_class:
             return None

@@ -26,6 +26,7 @@ from onceflow.broker.handlers import fetch as fetch_handler
 from onceflow.broker.handlers import list_offsets as offset_handlers
 from onceflow.broker.handlers import metadata as metadata_handler
 from onceflow.broker.handlers import produce as produce_handler
+from onceflow.broker.handlers import quotas as quota_handlers
 from onceflow.broker.handlers import topics as topic_handlers
 from onceflow.broker.handlers.authentication import Authenticator
 from onceflow.broker.loop.watch import LoopWatch
@@ -66,6 +67,7 @@ HANDLERS: Mapping[int, Handler] = {
     **config_handlers.HANDLERS,
     **cluster_handlers.HANDLERS,
     **acl_handlers.HANDLERS,
+    **quota_handlers.HANDLERS,
     **groups.HANDLERS,
     **group_offsets.HANDLERS,
     **group_admin.HANDLERS,
@@ -80,6 +82,7 @@ REFUSALS: Mapping[int, Refusal] = {
     **cluster_handlers.REFUSALS,
     **acl_handlers.REFUSALS,
     **credential_handlers.REFUSALS,
+    **quota_handlers.REFUSALS,
     **transaction_admin.REFUSALS,
 }
 """Responses to requests that are refused as a whole, by API key: those of `WHOLE_REQUESTS`."""
@@ -170,8 +173,9 @@ class Broker:
         }
         authenticators = {name: Authenticator(node, own, self._handle, self._decode) for name, own in security.items()}
         logins: dict[str, Serving] = {name: (login.handle, login.decode) for name, login in authenticators.items()}
+        take_connection = node.throttling.usage.take_connection
         if self._exporter is None:
-            listener.start(self._handle, self._decode, node.deferred, logins=logins)
+            listener.start(self._handle, self._decode, node.deferred, logins=logins, take_connection=take_connection)
             return
         from onceflow.broker.metrics.snapshot import Gathering
         from onceflow.broker.metrics.traffic import MeteredReply, Traffic
@@ -181,7 +185,7 @@ class Broker:
         logins = {
             name: (traffic.metering(login), traffic.metering_decode(own)) for name, (login, own) in logins.items()
         }
-        listener.start(handle, decode, node.deferred, MeteredReply, logins)
+        listener.start(handle, decode, node.deferred, MeteredReply, logins, take_connection=take_connection)
         self._exporter.start(lambda: Gathering(node, listener, traffic))
         logger.info("metrics are at %s", self._exporter.url)
 
@@ -214,6 +218,9 @@ class Broker:
     def _handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         node = self._node
         assert node is not None
+        if node.throttling.quotas.counts and reply.limit is None:
+            node.throttling.handle(self._handle, frame, reply, connection)
+            return
         known = node.known_requests.find(frame)
         if known is None or not (node.authorizer is None or self._may_repeat(known[0], connection)):
             self._parse_and_handle(frame, reply, connection)
@@ -269,6 +276,10 @@ class Broker:
     def _handle_decoded(
         self, header: RequestHeader, body: Any, frame: memoryview, reply: Reply, connection: Connection
     ) -> None:
+        if self.node.throttling.quotas.counts and reply.limit is None:
+            handle = partial(self._handle_decoded, header, body)
+            self.node.throttling.handle(handle, frame, reply, connection)
+            return
         self._serve(DecodedRequest(header, frame, reply, connection.peer_host, body=body), connection)
 
     def _on_tick(self) -> None:

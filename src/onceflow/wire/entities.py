@@ -285,6 +285,7 @@ _FIXED: Mapping[str, FieldReader] = {
     "int16": _fixed_reader(">h"),
     "int32": _fixed_reader(">i"),
     "int64": _fixed_reader(">q"),
+    "float64": _fixed_reader(">d"),
     "datetime_i64": _fixed_reader(">q", _time),
     "timedelta_i32": _fixed_reader(">i", _milliseconds),
     "timedelta_i64": _fixed_reader(">q", _milliseconds),

@@ -158,6 +158,7 @@ _FIXED: Mapping[str, FieldWriter] = {
     "int16": _fixed_writer(">h"),
     "int32": _fixed_writer(">i"),
     "int64": _fixed_writer(">q"),
+    "float64": _fixed_writer(">d"),
     "datetime_i64": _fixed_writer(">q", lambda value: -1 if value is None else round(value.timestamp() * 1000)),
     "timedelta_i32": _fixed_writer(">i", lambda value: round(value.total_seconds() * 1000)),
     "timedelta_i64": _fixed_writer(">q", lambda value: round(value.total_seconds() * 1000)),

@@ -95,6 +95,9 @@ class PendingFetch:
         self._refused = refused
         """Responses of topics that the client may not read; they come last, and the others are waited for."""
         self._max_bytes = min(body.max_bytes, node.config.fetch_bytes_max)
+        if node.throttling.quotas.counts:
+            quota_bytes_max = node.throttling.usage.fetch_bytes_max(request.principal.name, request.client_id)
+            self._max_bytes = min(self._max_bytes, quota_bytes_max or self._max_bytes)
         self._wanted_bytes = min(body.min_bytes, self._max_bytes)
         self._watched: dict[Partition, FetchPartition] = {}
         self._sizes: dict[Partition, int] = {}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from onceflow.broker.handlers.quotas import mutation_charge
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
 from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import cache_key
@@ -29,8 +30,10 @@ _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 WORK_PER_FOUND = 6
 WORK_PER_LISTED = 1
+ALWAYS_STRICT = 0
+"""A topic beyond the quota of mutations is not created, in any version."""
 
-_NO_REFUSAL = (ErrorCode.none, ErrorCode.topic_already_exists)
+_NO_REFUSAL = (ErrorCode.none, ErrorCode.topic_already_exists, ErrorCode.throttling_quota_exceeded)
 
 
 def handle_api_versions(node: Node, request: Request) -> None:
@@ -75,7 +78,8 @@ def handle_metadata(node: Node, request: Request) -> None:
         request.in_slices(_find_topics(node, request, body, refused, topics, access), respond)
 
     if missing:
-        node.topic_operations.create(missing, created, failed=request.reply.close_connection)
+        charge = mutation_charge(node, request, ALWAYS_STRICT)
+        node.topic_operations.create(missing, created, failed=request.reply.close_connection, charge=charge)
     else:
         finding = _find_topics(node, request, body, refused, topics, access)
         request.in_slices(finding, lambda: node.metadata.when_shown(respond))

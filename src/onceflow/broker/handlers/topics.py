@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from onceflow.broker.handlers.config_entries import topic_entries
+from onceflow.broker.handlers.quotas import mutation_charge
 from onceflow.broker.handlers.sliced_responses import Element, encoded, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
@@ -30,6 +31,7 @@ _UNAUTHORIZED = (ErrorCode.topic_authorization_failed, "Authorization failed.")
 MESSAGE_CHARACTERS_MAX = 4096
 """Limit of an error message: it quotes the request, and a string of the old versions ends at 32,767 bytes."""
 DELETION_DISABLED_VERSION = 3
+STRICT_QUOTA_FROM = {apis.CREATE_TOPICS: 6, apis.CREATE_PARTITIONS: 3, apis.DELETE_TOPICS: 5}
 
 CREATED_ENTRY = ("name", "value", "read_only", "config_source", "is_sensitive")
 """Fields of a configuration in CreateTopics."""
@@ -75,9 +77,12 @@ def handle_create(node: Node, request: Request) -> None:
         _respond(request, elements())
 
     failed = request.reply.close_connection
+    charge = mutation_charge(node, request, STRICT_QUOTA_FROM[apis.CREATE_TOPICS])
     request.in_slices(
         sort(),
-        lambda: node.topic_operations.create(wanted, respond, failed=failed, validate_only=body.validate_only),
+        lambda: node.topic_operations.create(
+            wanted, respond, failed=failed, validate_only=body.validate_only, charge=charge
+        ),
     )
 
 
@@ -164,7 +169,10 @@ def handle_create_partitions(node: Node, request: Request) -> None:
 
     wanted = [_more_partitions(topic) for topic in allowed]
     failed = request.reply.close_connection
-    node.topic_operations.add_partitions(wanted, respond, failed=failed, validate_only=body.validate_only)
+    charge = mutation_charge(node, request, STRICT_QUOTA_FROM[apis.CREATE_PARTITIONS])
+    node.topic_operations.add_partitions(
+        wanted, respond, failed=failed, validate_only=body.validate_only, charge=charge
+    )
 
 
 def _changed(changed: Changed) -> dict[str, Any]:
@@ -200,7 +208,8 @@ def handle_delete(node: Node, request: Request) -> None:
             )
         _respond(request, ((encoded(request, "responses", result), WORK_PER_TOPIC) for result in results))
 
-    node.topic_operations.delete(find, respond, failed=request.reply.close_connection)
+    charge = mutation_charge(node, request, STRICT_QUOTA_FROM[apis.DELETE_TOPICS])
+    node.topic_operations.delete(find, respond, failed=request.reply.close_connection, charge=charge)
 
 
 def _refuse_deletion(request: Request, body: Any) -> None:

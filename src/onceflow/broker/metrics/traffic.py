@@ -54,6 +54,8 @@ class MeteredReply(Reply):
     def send(self, pieces: Sequence[Piece]) -> None:
         # The base's code again: this is called for each request.
         if self.pieces is None:
+            if self.limit is not None:
+                pieces = self.limit.throttled(pieces)
             self.traffic.add_response(pieces, perf_counter() - self.began_s)
             self.pieces = pieces
             self._connection.enqueue_response(pieces)

@@ -13,6 +13,7 @@ mutes the channel until the response is sent. Here requests that wait for the di
 requests are appended together and acknowledged by one sync.
 """
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -75,6 +76,8 @@ class Connection(SendingHalf):
         "_is_handling_scheduled",
         "_is_parked",
         "_is_reading",
+        "_mute_timer",
+        "_muted_until",
         "_new_reply",
         "_newcomers",
         "_on_closed",
@@ -136,6 +139,9 @@ class Connection(SendingHalf):
         self._is_finishing = False
         self._is_parked = False
         self._is_handling_scheduled = False
+        self._muted_until: float | None = None
+        """Time of the loop until which no request is accepted, because of a quota."""
+        self._mute_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(client.fileno(), self._on_readable)
         if newcomers is not None:
             newcomers.begin(self)
@@ -312,8 +318,29 @@ class Connection(SendingHalf):
 
     def _can_resume_reading(self) -> bool:
         return (
-            len(self._pending) < (self._pending_max + 1) // 2 and self.unsent_bytes < (self._unsent_bytes_max + 1) // 2
+            self._muted_until is None
+            and len(self._pending) < (self._pending_max + 1) // 2
+            and self.unsent_bytes < (self._unsent_bytes_max + 1) // 2
         )
+
+    def mute(self, seconds: float) -> None:
+        """Accept no further request for this time; responses are sent."""
+        self._muted_until = max(self._loop.time() + seconds, self._muted_until or 0)
+        if self._mute_timer is None:
+            self._mute_timer = self._loop.call_later(seconds, self._unmute)
+        if self._is_reading:
+            self._pause_reading()
+
+    def _unmute(self) -> None:
+        assert self._muted_until is not None
+        seconds = self._muted_until - self._loop.time()
+        if seconds > 0:
+            self._mute_timer = self._loop.call_later(seconds, self._unmute)
+            return
+        self._muted_until = self._mute_timer = None
+        if not self._is_finishing and not self._is_reading and self._can_resume_reading():
+            self._resume_reading()
+            self._handle_and_respond()
 
     def _pause_reading(self) -> None:
         self._is_reading = False
@@ -492,6 +519,8 @@ class Connection(SendingHalf):
         if not self.is_open:
             return
         self.is_open = False
+        if self._mute_timer is not None:
+            self._mute_timer.cancel()
         if self._newcomers is not None:
             self._newcomers.end(self)
         if reason is not None:

@@ -27,6 +27,7 @@ Serving = tuple[Handle, Decode]
 NO_LOGINS: Mapping[str, Serving] = MappingProxyType({})
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
+THROTTLED_MAX = 1000
 
 
 class Usage(NamedTuple):
@@ -63,6 +64,9 @@ class Listener:
         self._logins: Mapping[str, Serving] = {}
         self._deferred: DeferredCalls | None = None
         self._new_reply: Callable[[Connection], Reply] = Reply
+        self._take_connection: Callable[[str], int] | None = None
+        self._throttled: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Connections beyond their address's quota, which are closed a little later."""
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
         self._refused = 0
@@ -81,16 +85,21 @@ class Listener:
         deferred: DeferredCalls,
         new_reply: Callable[[Connection], Reply] = Reply,
         logins: Mapping[str, Serving] = NO_LOGINS,
+        *,
+        take_connection: Callable[[str], int] | None = None,
     ) -> None:
         """Accept connections; `handle`, or what `decode` returns, serves each request and defers work by `deferred`.
 
         `new_reply` creates the reply of each request. `logins` has what serves the listeners with SASL, by name.
+        `take_connection` counts a connection from an address, and returns how many ms one that exceeds its quota must
+        wait.
         """
         self._handle = handle
         self._decode = decode
         self._logins = logins
         self._deferred = deferred
         self._new_reply = new_reply
+        self._take_connection = take_connection
         for listening in self._sockets:
             self._resume_accepting(listening)
 
@@ -100,6 +109,10 @@ class Listener:
             if listening.socket.fileno() >= 0:
                 asyncio.get_running_loop().remove_reader(listening.socket.fileno())
                 listening.socket.close()
+        for client, timer in self._throttled.items():
+            timer.cancel()
+            client.close()
+        self._throttled.clear()
 
     async def stop(self) -> None:
         """Accept no more connections or requests, send the responses that are possible, and close all.
@@ -177,6 +190,10 @@ class Listener:
             self._refused_total += 1
             client.close()
             return
+        throttle_ms = self._take_connection(host) if self._take_connection is not None else 0
+        if throttle_ms:
+            self._close_later(client, throttle_ms / 1000)
+            return
         assert self._handle is not None
         assert self._decode is not None
         assert self._deferred is not None
@@ -210,6 +227,19 @@ class Listener:
         self._per_address[host] += 1
         self._connections.add(connection)
         self._accepted_total += 1
+
+    def _close_later(self, client: socket.socket, seconds: float) -> None:
+        """Close a connection that exceeds a quota after a while, so that its client does not try again at once."""
+        self._refused_total += 1
+        if len(self._throttled) >= THROTTLED_MAX:
+            client.close()
+            return
+
+        def close() -> None:
+            self._throttled.pop(client).cancel()
+            client.close()
+
+        self._throttled[client] = asyncio.get_running_loop().call_later(seconds, close)
 
     def usage(self) -> Usage:
         """Return the numbers of connections and bytes."""

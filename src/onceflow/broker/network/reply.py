@@ -67,14 +67,27 @@ class Channel(Protocol):
     def close(self, reason: str | None) -> None: ...
 
 
+class Limit(Protocol):
+    """Quotas applied to one request."""
+
+    throttle_ms: int
+    """Throttle time that its handler found."""
+
+    def throttled(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Return the response as it is sent, with the throttle time, and throttle the connection."""
+        ...
+
+
 class Reply:
     """Position of one response in its connection's order of responses."""
 
-    __slots__ = ("_connection", "is_long_wait", "on_abandoned", "on_stop", "pieces")
+    __slots__ = ("_connection", "is_long_wait", "limit", "on_abandoned", "on_stop", "pieces")
 
     def __init__(self, connection: "Channel") -> None:
         self._connection = connection
         self.pieces: Sequence[Piece] | None = None
+        self.limit: Limit | None = None
+        """Quotas of the client, which may throttle it; None without any."""
         self.on_abandoned: Callable[[], None] | None = None
         """Called when the connection closes before there is a response."""
         self.on_stop: Callable[[], None] | None = None
@@ -108,6 +121,8 @@ class Reply:
     def send(self, pieces: Sequence[Piece]) -> None:
         """Respond; `pieces` are sent once every earlier response has been. No pieces: no response (acks=0)."""
         if self.pieces is None:
+            if self.limit is not None:
+                pieces = self.limit.throttled(pieces)
             self.pieces = pieces
             self._connection.enqueue_response(pieces)
 

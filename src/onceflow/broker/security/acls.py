@@ -199,6 +199,15 @@ def size_of(binding: AclBinding) -> int:
     return BYTES_PER_ACL + len(binding.pattern.name) + len(binding.principal) + len(binding.host)
 
 
+def is_address(text: str) -> bool:
+    """Return whether the text is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 @lru_cache(1024)
 def address_text(host: str) -> str:
     """Return an IP address as Java writes it: eight groups without leading zeros, IPv4 if it is mapped to IPv6.

@@ -135,6 +135,8 @@ PERMISSIONS: Mapping[int, tuple[Permission, ...]] = MappingProxyType(
             Permission(AclOperation.DELETE, _GROUP, "the request"),
             Permission(AclOperation.READ, _TOPIC, "each topic"),
         ),
+        apis.DESCRIBE_CLIENT_QUOTAS: (_whole(AclOperation.DESCRIBE_CONFIGS),),
+        apis.ALTER_CLIENT_QUOTAS: (_whole(AclOperation.ALTER_CONFIGS),),
         apis.DESCRIBE_USER_SCRAM_CREDENTIALS: (_whole(AclOperation.DESCRIBE),),
         apis.ALTER_USER_SCRAM_CREDENTIALS: (_whole(AclOperation.ALTER),),
         apis.DESCRIBE_CLUSTER: (

@@ -1,9 +1,9 @@
-"""Settings of the authorizer."""
+"""Settings of the authorizer and of quotas."""
 
 from dataclasses import dataclass
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.settings.kinds import BOOLEAN, SettingRefused
+from onceflow.broker.settings.kinds import BOOLEAN, COUNT, SettingRefused
 from onceflow.broker.settings.setting import Setting
 
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -70,6 +70,21 @@ AUTHORIZATION: tuple[Setting, ...] = (
         "allow_everyone_if_no_acl",
         BOOLEAN,
         "Whether every client may use a resource that no ACL matches. Requires authorizer.class.name.",
+    ),
+)
+
+QUOTAS: tuple[Setting, ...] = (
+    Setting(
+        "quota.window.num",
+        "quota_samples",
+        COUNT,
+        "Number of windows over which the rate of a client quota is measured, the current one included.",
+    ),
+    Setting(
+        "quota.window.size.seconds",
+        "quota_window_seconds",
+        COUNT,
+        "Length of such a window. It is also the maximum time that a client waits because of request_percentage.",
     ),
 )
 

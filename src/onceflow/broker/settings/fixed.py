@@ -166,7 +166,6 @@ _NO_SECURITY = "there is no authorization: every client that may connect can do 
 _NO_KERBEROS = "SASL has PLAIN and SCRAM, not GSSAPI"
 _ONLY_PEM = "keys and certificates are in PEM, where only ssl.key.password is possible"
 _ON_THIS_DISK = "all records are on this broker's own disk"
-_NO_QUOTAS = "there are no quotas"
 
 REFUSED: dict[str, str] = {
     "ssl.keystore.password": _ONLY_PEM,
@@ -186,9 +185,10 @@ REFUSED: dict[str, str] = {
     "zookeeper.clientCnxnSocket": _OPEN_ZOOKEEPER,
     "remote.": _ON_THIS_DISK,
     "log.local.retention.": _ON_THIS_DISK,
-    "quota.": _NO_QUOTAS,
-    "client.quota.": _NO_QUOTAS,
-    "max.connection.creation.rate": _NO_QUOTAS,
+    "quota.consumer.default": "quotas of clients are set by AlterClientQuotas (kafka-configs)",
+    "quota.producer.default": "quotas of clients are set by AlterClientQuotas (kafka-configs)",
+    "client.quota.": "quota callbacks are Java classes",
+    "max.connection.creation.rate": "the rate of new connections has no quota",
     "log.cleaner.io.max.bytes.per.second": "compaction is not throttled",
     "max.connections.per.ip.overrides": "max.connections.per.ip applies to all addresses",
     "create.topic.policy.class.name": "policies are Java classes",

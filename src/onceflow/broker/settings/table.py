@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.settings.addresses import Endpoints, ProtocolMap
-from onceflow.broker.settings.authorization import AUTHORIZATION
+from onceflow.broker.settings.authorization import AUTHORIZATION, QUOTAS
 from onceflow.broker.settings.connections import CONNECTIONS
 from onceflow.broker.settings.fixed import FIXED, fixed_type
 from onceflow.broker.settings.kinds import (
@@ -352,6 +352,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
     "TLS": SECURITY,
     "SASL": SASL,
     "Authorization": AUTHORIZATION,
+    "Quotas": QUOTAS,
     "Metrics": (
         Setting(
             "metrics.port",

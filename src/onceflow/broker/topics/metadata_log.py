@@ -1,9 +1,10 @@
-"""The log `__cluster_metadata-0`: topics, their configurations, reserved producer ids, credentials and ACLs."""
+"""The log `__cluster_metadata-0`: topics and their configurations, producer ids, credentials, ACLs and quotas."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from onceflow.broker.security.acls import Acls
+from onceflow.broker.security.client_quotas import ClientQuotas
 from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
@@ -11,6 +12,7 @@ from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics import records as metadata_records
 from onceflow.broker.topics.records import (
     AclRecord,
+    ClientQuotaRecord,
     MetadataRecord,
     RemoveAclRecord,
     RemoveUserScramRecord,
@@ -79,17 +81,19 @@ class MetadataLog:
         topics: Topics,
         acls: Acls,
         credentials: Credentials,
+        quotas: ClientQuotas,
         *,
         clock: Clock,
         group_commit: GroupCommit,
         disk: ReservedDisk,
     ) -> None:
-        """Replay the log into `topics`, `acls` and `credentials`. Raises UnknownRecord, LogError, WireError."""
+        """Replay the log into the states. Raises UnknownRecord, LogError, WireError."""
         partition = Partition(CLUSTER_METADATA_TOPIC, 0, log)
         self.partitions = (partition,)
         self._topics = topics
         self._acls = acls
         self._credentials = credentials
+        self._quotas = quotas
         self._disk = disk
         self._log = StateLog(partition, clock, group_commit)
         self._producer_ids = iter(range(0))
@@ -114,6 +118,8 @@ class MetadataLog:
                 self._credentials.replay(key, credential)
             case RemoveUserScramRecord(key):
                 self._credentials.replay(key, None)
+            case ClientQuotaRecord(entity, key, value):
+                self._quotas.set(entity, key, value)
             case _:
                 self._topics.replay(record)
 

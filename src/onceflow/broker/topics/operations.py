@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 WORK_PER_CREATION = 25
 
+Charge = Callable[[int], bool]
+"""Takes this number of partitions from the client's quota; returns whether that allows them."""
+QUOTA_EXCEEDED = "The throttling quota has been exceeded."
 Deleted = tuple[Topic, ErrorCode, str | None]
 Wish = tuple[Topic, Mapping[str, str | None]]
 """A topic, and all configurations that it should have."""
@@ -130,6 +133,7 @@ class TopicOperations:
         *,
         failed: Failed = ignore_failure,
         validate_only: bool = False,
+        charge: Charge | None = None,
     ) -> None:
         """Create topics; respond when each is durable and open, or refused."""
         results: list[Created] = []
@@ -138,7 +142,7 @@ class TopicOperations:
         def decide() -> Iterator[int]:
             try:
                 for new in wanted:
-                    created = self._create(new, validate_only=validate_only)
+                    created = self._create(new, validate_only=validate_only, charge=charge)
                     results.append(created)
                     if not created.error_code and not validate_only:
                         topic = self._topics.by_name[new.name]
@@ -172,9 +176,10 @@ class TopicOperations:
         """Respond once the topics are durable: even a refusal ("already exists") reveals them."""
         self._metadata.when_synced(reporting_failure(failed, lambda _error_code: respond()))
 
-    def _create(self, new: NewTopic, *, validate_only: bool) -> Created:
+    def _create(self, new: NewTopic, *, validate_only: bool, charge: Charge | None) -> Created:
         try:
             records = self._topics.decide_create(new)
+            _take(charge, sum(isinstance(record, PartitionRecord) for record in records))
             if not validate_only:
                 self._metadata.record(records)
         except (TopicRefused, LogError) as error:
@@ -269,6 +274,7 @@ class TopicOperations:
         *,
         failed: Failed = ignore_failure,
         validate_only: bool = False,
+        charge: Charge | None = None,
     ) -> None:
         """Add partitions to topics; respond when they are durable and open, or refused."""
         results: list[Changed] = []
@@ -277,7 +283,7 @@ class TopicOperations:
         def decide() -> None:
             for more in wanted:
                 try:
-                    opening = self._add_partitions(more, validate_only=validate_only)
+                    opening = self._add_partitions(more, validate_only=validate_only, charge=charge)
                 except (TopicRefused, LogError) as error:
                     results.append(Changed(more.name, error.error_code, str(error)))
                 else:
@@ -304,9 +310,10 @@ class TopicOperations:
 
         self._in_turn(decide, failed)
 
-    def _add_partitions(self, wanted: MorePartitions, *, validate_only: bool) -> _Opening:
+    def _add_partitions(self, wanted: MorePartitions, *, validate_only: bool, charge: Charge | None) -> _Opening:
         """Record additional partitions of a topic. Raises TopicRefused, LogError."""
         records = self._topics.decide_more_partitions(wanted)
+        _take(charge, len(records))
         topic = self._topics.by_name[wanted.name]
         opening = _Opening(topic, topic.partition_count, wanted.partition_count, self._logs.config_of(topic))
         if not validate_only:
@@ -365,6 +372,7 @@ class TopicOperations:
         respond: Callable[[list[Deleted]], None],
         *,
         failed: Failed = ignore_failure,
+        charge: Charge | None = None,
     ) -> None:
         """Delete the topics that `find` returns, with their records and groups' offsets; respond when that is done.
 
@@ -376,7 +384,7 @@ class TopicOperations:
         deleted: list[Topic] = []
 
         def decide() -> None:
-            results.extend(self._delete(topic) for topic in find())
+            results.extend(self._delete(topic, charge) for topic in find())
             deleted.extend(topic for topic, error_code, _message in results if not error_code)
             self._metadata.when_synced(reporting_failure(failed, synced))
 
@@ -412,15 +420,23 @@ class TopicOperations:
 
         self._in_turn(decide, failed)
 
-    def _delete(self, topic: Topic) -> Deleted:
+    def _delete(self, topic: Topic, charge: Charge | None) -> Deleted:
         try:
-            self._metadata.record(self._topics.decide_delete(topic), from_reserve=True)
+            records = self._topics.decide_delete(topic)
+            _take(charge, topic.partition_count)
+            self._metadata.record(records, from_reserve=True)
         except (TopicRefused, LogError) as error:
             return topic, error.error_code, str(error)
         self._topics.being_deleted.add(topic.name)
         for partition in self._partitions.withdraw(topic.name):
             self._group_commit.forget(partition)
         return topic, ErrorCode.none, None
+
+
+def _take(charge: Charge | None, partitions: int) -> None:
+    """Take partitions from the client's quota. Raises TopicRefused."""
+    if charge is not None and not charge(partitions):
+        raise TopicRefused(ErrorCode.throttling_quota_exceeded, QUOTA_EXCEEDED)
 
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:

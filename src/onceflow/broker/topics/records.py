@@ -9,6 +9,7 @@ import struct
 import uuid
 from dataclasses import dataclass
 
+from onceflow.broker.security.client_quotas import Entity
 from onceflow.broker.security.credentials import Credential, CredentialKey
 from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import LEADER_EPOCH
@@ -95,6 +96,15 @@ class RemoveUserScramRecord:
     key: CredentialKey
 
 
+@dataclass(frozen=True, slots=True)
+class ClientQuotaRecord:
+    """An entity has a quota; None removes it (API key 14)."""
+
+    entity: Entity
+    key: str
+    value: float | None
+
+
 MetadataRecord = (
     TopicRecord
     | PartitionRecord
@@ -105,6 +115,7 @@ MetadataRecord = (
     | RemoveUserScramRecord
     | AclRecord
     | RemoveAclRecord
+    | ClientQuotaRecord
 )
 
 
@@ -119,11 +130,16 @@ def encode(record: MetadataRecord) -> bytes:
             return _framed(3, fields + struct.pack(">iii", leader, LEADER_EPOCH, 0))
         case ConfigRecord(topic, name, value):
             fields = struct.pack(">b", RESOURCE_TYPE_TOPIC) + _string(topic) + _string(name)
-            return _framed(4, fields + (_string(value) if value is not None else b"\x00"))
+            return _framed(4, fields + _nullable_string(value))
         case RemoveTopicRecord(topic_id):
             return _framed(9, topic_id.bytes)
         case ProducerIdsRecord(broker_id, next_producer_id):
             return _framed(15, struct.pack(">iqq", broker_id, -1, next_producer_id))
+        case ClientQuotaRecord(entity, key, value):
+            fields = _unsigned_varint(1 + len(entity))
+            for entity_type, entity_name in sorted(entity, key=repr):
+                fields += _string(entity_type) + _nullable_string(entity_name) + b"\x00"
+            return _framed(14, fields + _string(key) + struct.pack(">d?", value or 0, value is None))
         case AclRecord(acl_id, (pattern, principal, host, operation, permission)):
             fields = acl_id.bytes + struct.pack(">b", pattern.resource_type) + _string(pattern.name)
             fields += struct.pack(">b", pattern.pattern_type) + _string(principal) + _string(host)
@@ -168,11 +184,22 @@ def decode(value: bytes) -> MetadataRecord:
         case 15:
             broker_id, _broker_epoch, next_producer_id = reader.numbers(">iqq")
             return ProducerIdsRecord(broker_id, next_producer_id)
+        case 14:
+            return _client_quota(reader)
         case 18:
             return AclRecord(reader.uuid(), _binding(reader))
         case 19:
             return RemoveAclRecord(reader.uuid())
     raise UnknownRecord(f"metadata record with unknown API key {api_key}; {Remedy.WRITER_RELEASE}")
+
+
+def _client_quota(reader: "_Reader") -> ClientQuotaRecord:
+    entity = set()
+    for _ in range(reader.varint() - 1):
+        entity.add((reader.string(), reader.nullable_string()))
+        reader.skip(1)
+    key, value, is_removed = reader.string(), reader.double(), bool(reader.skip(1)[0])
+    return ClientQuotaRecord(frozenset(entity), key, None if is_removed else value)
 
 
 def _binding(reader: "_Reader") -> AclBinding:
@@ -217,6 +244,10 @@ def _bytes(data: bytes) -> bytes:
     return _unsigned_varint(len(data) + 1) + data
 
 
+def _nullable_string(text: str | None) -> bytes:
+    return b"\x00" if text is None else _string(text)
+
+
 class _Reader:
     """Reader of the fields of one value."""
 
@@ -241,6 +272,10 @@ class _Reader:
 
     def numbers(self, layout: str) -> tuple[int, ...]:
         return struct.unpack(layout, self.skip(struct.calcsize(layout)))
+
+    def double(self) -> float:
+        (value,) = struct.unpack(">d", self.skip(8))
+        return float(value)
 
     def uuid(self) -> uuid.UUID:
         return uuid.UUID(bytes=self.skip(16))
