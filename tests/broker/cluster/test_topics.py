@@ -88,8 +88,9 @@ def test_nodes_have_the_values_of_kafka(new_broker: NewBroker, tree: Tree) -> No
         assert tree.text("/config/topics/visits") == '{"version":1,"config":{"retention.ms":"5000"}}'
         assert tree.text("/controller_epoch") == "1"
         assert tree.json("/cluster/id")["version"] == "1"
+        assert tree.text("/feature") == '{"features":{},"version":2,"status":1}'
         assert [tree.children(path) for path in EMPTY] == [[]] * len(EMPTY)
-        assert tree.text("/latest_producer_id_block") == ""
+        assert not tree.exists("/latest_producer_id_block")
     assert not tree.exists("/brokers/ids/3")
     assert not tree.exists("/controller")
 

@@ -63,7 +63,8 @@ def read_image(
         if topic.name in deletions:
             records.append(RemoveTopicRecord(topic.topic_id))
     present = [topic for topic in topics if topic.name not in deletions]
-    repairs = [writes.set_missing_config(topic.name) for topic in present if topic.configs is None]
+    repairs = [] if zookeeper.read(nodes.FEATURES) is not None else [writes.create_features()]
+    repairs += [writes.set_missing_config(topic.name) for topic in present if topic.configs is None]
     repairs += missing_states(zookeeper, present, broker_id, controller_epoch)
     names = {topic.name for topic in topics}
     return Image(records, repairs, [name for name in deletions if name not in names])

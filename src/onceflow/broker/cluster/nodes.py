@@ -26,6 +26,7 @@ CONFIG_CHANGES = "/config/changes"
 CONFIG_CHANGE = f"{CONFIG_CHANGES}/config_change_"
 PRODUCER_IDS = "/latest_producer_id_block"
 TOPIC_CONFIGS = "/config/topics"
+FEATURES = "/feature"
 
 PERSISTENT = (
     "/consumers",
@@ -35,7 +36,6 @@ PERSISTENT = (
     DELETIONS,
     "/brokers/seqid",
     "/isr_change_notification",
-    PRODUCER_IDS,
     "/log_dir_event_notification",
     TOPIC_CONFIGS,
     "/config/clients",
@@ -43,7 +43,10 @@ PERSISTENT = (
     "/config/brokers",
     "/config/ips",
 )
-"""Nodes without a value that every broker creates at its start (ZkData.PersistentZkPaths)."""
+"""Nodes without a value that every broker creates at its start (ZkData.PersistentZkPaths).
+
+Kafka creates that of the producer ids too, with null, and cannot read the empty value that kazoo would write.
+"""
 
 FIRST_EPOCH = b"0"
 PRODUCER_IDS_IN_A_BLOCK = 1000
@@ -82,6 +85,14 @@ class ClusterNode(msgspec.Struct, kw_only=True, frozen=True):
 
     version: str = "1"
     id: str
+
+
+class FeaturesNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/feature`: the features that all brokers have enabled (kafka.zk.FeatureZNode); here none."""
+
+    features: dict[str, object] = {}
+    version: int = 2
+    status: int = 1
 
 
 class TopicNode(msgspec.Struct, kw_only=True, frozen=True):

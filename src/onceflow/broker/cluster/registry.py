@@ -285,16 +285,18 @@ class Registry:
     def _reserve_producer_ids(self) -> range:
         for _attempt in range(ATTEMPTS_MAX):
             stored = self.zookeeper.read(nodes.PRODUCER_IDS)
-            if stored is None:
-                raise nodes.damaged(nodes.PRODUCER_IDS, b"", "the node was deleted")
             first = 0
-            if stored.value:
+            if stored is not None and stored.value:
                 block = nodes.decode(nodes.ProducerIdsNode, nodes.PRODUCER_IDS, stored.value)
                 first = nodes.decode_number(nodes.PRODUCER_IDS, block.block_end.encode()) + 1
             end = first + nodes.PRODUCER_IDS_IN_A_BLOCK
             own = nodes.ProducerIdsNode(broker=self.broker_id, block_start=str(first), block_end=str(end - 1))
+            value = nodes.encode(own)
+            write: Operation = Create(nodes.PRODUCER_IDS, value)
+            if stored is not None:
+                write = Set(nodes.PRODUCER_IDS, value, stored.version)
             try:
-                self.zookeeper.commit([Set(nodes.PRODUCER_IDS, nodes.encode(own), stored.version)])
+                self.zookeeper.commit([write])
             except Conflict:
                 continue
             return range(first, end)

@@ -71,6 +71,11 @@ def set_config(topic: Topic) -> Iterator[Write]:
     ]
 
 
+def create_features() -> Write:
+    """Return the write of the cluster's features, by its first controller."""
+    return [Create(nodes.FEATURES, nodes.encode(nodes.FeaturesNode()))]
+
+
 def set_missing_config(name: str) -> Write:
     """Return the write of an empty configuration."""
     return [Create(nodes.config_path(name), _config({}))]

@@ -203,7 +203,8 @@ class ZooKeeper:
         if node is None:
             return None
         value, stat = node
-        return StoredNode(value, stat.version, stat.czxid, stat.ctime, stat.ephemeralOwner)
+        # Kafka creates some nodes with null.
+        return StoredNode(value or b"", stat.version, stat.czxid, stat.ctime, stat.ephemeralOwner)
 
     def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
         """Return the names of a node's children in their order; `watch` is as in `read_all`. Raises OutcomeUnknown."""
