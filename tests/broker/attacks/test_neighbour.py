@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.services import free_port
 from onceflow.testing import BrokerProcess
 from tests.broker.attacks import many_entries, neighbour
+from tests.client.tls import Authority
 
 ATTACKS: Sequence[tuple[str, Sequence[str]]] = (
     ("many_small_requests", ()),
@@ -70,6 +72,22 @@ def test_larger_requests_are_served(value_bytes: int, attack: str, options: Sequ
     with BrokerProcess(tmp_path / "data") as broker:
         figures = neighbour.measure(broker, attack, *options, value_bytes=value_bytes)
     print(f"{value_bytes} bytes beside {attack} {' '.join(options)}: {figures}")
+    figures.check()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["half", "whole", "logins"])
+def test_handshakes_and_logins_are_limited(kind: str, tmp_path: Path) -> None:
+    """The same bounds beside 1,000 unfinished handshakes, repeated handshakes and wrong logins."""
+    protocol = "SASL_PLAINTEXT" if kind == "logins" else "SSL"
+    port = free_port()
+    listeners = f"PLAINTEXT://127.0.0.1:{free_port()},{protocol}://127.0.0.1:{port}"
+    key_store = ("--ssl-keystore-location", str(Authority(tmp_path).issue("127.0.0.1")))
+    options = ("--sasl-enabled-mechanisms", "PLAIN") if kind == "logins" else key_store
+    with BrokerProcess(tmp_path / "data", 0, "--listeners", listeners, *options) as broker:
+        figures = neighbour.measure(broker, "handshakes", "--address", f"127.0.0.1:{port}", "--kind", kind)
+    print(f"handshakes, {kind}: {figures}")
     figures.check()
 
 

@@ -490,9 +490,15 @@ class Connection(SendingHalf):
                 reply.send(pieces)
                 self.finish()
 
+        def end_soon() -> None:
+            if self._newcomers is None:
+                end()
+            else:
+                self._newcomers.do_soon(self, end)
+
         if self._is_reading:
             self._pause_reading()
-        self._loop.call_later(delay_seconds, end)
+        self._loop.call_later(delay_seconds, end_soon)
 
     def _close_if_finished(self) -> None:
         # Responses are sent in order: after one that waits for other clients, none can be sent any more.

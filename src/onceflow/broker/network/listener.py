@@ -14,6 +14,7 @@ from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.incoming import DISCONNECT_EVENTS, unread_bytes
 from onceflow.broker.network.listening_socket import ListeningSocket
+from onceflow.broker.network.newcomer_connection import NewcomerConnection
 from onceflow.broker.network.newcomers import Newcomers
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request_memory import RequestMemory
@@ -215,11 +216,12 @@ class Listener:
         )
         tls = listening.tls
         try:
-            connection = (
-                Connection(client, *arguments, self._newcomers if listening.has_sasl else None)
-                if tls is None
-                else TlsConnection(TlsSocket(client, tls.context), tls, self._newcomers, *arguments)
-            )
+            if tls is not None:
+                connection: Connection = TlsConnection(TlsSocket(client, tls.context), tls, *arguments, self._newcomers)
+            elif listening.has_sasl:
+                connection = NewcomerConnection(client, *arguments, self._newcomers)
+            else:
+                connection = Connection(client, *arguments)
         except OSError:
             # The client has disconnected already.
             client.close()

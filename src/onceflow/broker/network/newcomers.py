@@ -1,8 +1,9 @@
 """New connections that are not authenticated yet: their number, their time and their share of the loop are limited.
 
-A TLS handshake costs a millisecond of computing, and its client may leave it unfinished. So one step of one handshake
-runs in a turn of the loop, in the order of their arrival, and requests of other clients are served in between. An
-honest client needs a few round trips: beyond the maximum number, the oldest newcomer is closed for the next one.
+A TLS handshake costs a millisecond of computing, a login a few tenths, and their client may leave them unfinished. So
+one step of one newcomer runs in a turn of the loop, in the order of their arrival, and requests of other clients are
+served in between. An honest client needs a few round trips: beyond the maximum number, the oldest newcomer is closed
+for the next one.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ class Newcomers:
         self._ms_max = config.authentication_ms_max
         self._clock = clock
         self._began_at: dict[Newcomer, float] = {}
-        self._steps: deque[Callable[[], None]] = deque()
+        self._steps: deque[tuple[Newcomer, Callable[[], None]]] = deque()
+        self._is_step_scheduled = False
         self._closed = 0
 
     def __len__(self) -> int:
@@ -49,20 +51,26 @@ class Newcomers:
         """Count it no more: it is authenticated, or closed."""
         self._began_at.pop(newcomer, None)
 
-    def do_soon(self, step: Callable[[], None]) -> None:
-        """Make a step of a handshake in a later turn of the loop, after the steps before it."""
-        self._steps.append(step)
-        if len(self._steps) == 1:
+    def do_soon(self, newcomer: Newcomer, step: Callable[[], None]) -> None:
+        """Make a newcomer's step in a later turn of the loop, after the steps before it, unless it has ended then."""
+        self._steps.append((newcomer, step))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._steps and not self._is_step_scheduled:
+            self._is_step_scheduled = True
             asyncio.get_running_loop().call_soon(self._do_next)
 
     def _do_next(self) -> None:
-        step = self._steps[0]
+        self._is_step_scheduled = False
         try:
-            step()
+            while self._steps:
+                newcomer, step = self._steps.popleft()
+                if newcomer in self._began_at:
+                    step()
+                    return
         finally:
-            self._steps.popleft()
-            if self._steps:
-                asyncio.get_running_loop().call_soon(self._do_next)
+            self._schedule()
 
     def check(self) -> None:
         """Close those that take too long, and log how many were closed for others; called once a second."""

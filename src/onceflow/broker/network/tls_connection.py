@@ -10,8 +10,7 @@ import socket
 import ssl
 from typing import Any, cast
 
-from onceflow.broker.network.connection import Connection
-from onceflow.broker.network.newcomers import Newcomers
+from onceflow.broker.network.newcomer_connection import NewcomerConnection
 from onceflow.broker.network.reply import SendingSlice
 from onceflow.broker.security.tls import ListenerTls, UnmappedName
 
@@ -70,44 +69,34 @@ class TlsSocket:
         self._encrypted.close()
 
 
-class TlsConnection(Connection):
+class TlsConnection(NewcomerConnection):
     """A connection that starts with a TLS handshake; its client's certificate is its principal, unless SASL follows."""
 
-    __slots__ = ("_encrypted", "_handshakes", "_is_established", "_is_reading_scheduled", "_is_step_scheduled", "_tls")
+    __slots__ = ("_encrypted", "_is_established", "_is_reading_scheduled", "_tls")
 
-    def __init__(self, client: TlsSocket, tls: ListenerTls, newcomers: Newcomers, *arguments: Any) -> None:
-        """`arguments` are those of `Connection` between the client and the newcomers."""
+    def __init__(self, client: TlsSocket, tls: ListenerTls, *arguments: Any) -> None:
+        """`arguments` are those of `Connection` after the client."""
         self._encrypted = client
         self._tls = tls
-        self._handshakes = newcomers
-        self._is_established = self._is_reading_scheduled = self._is_step_scheduled = False
-        super().__init__(*(cast(socket.socket, client), *arguments, newcomers))
+        self._is_established = self._is_reading_scheduled = False
+        super().__init__(cast(socket.socket, client), *arguments)
 
     # Handshake
 
-    def _on_readable(self) -> None:
-        if not self._is_established:
-            self._loop.remove_reader(self.fileno())
-            self._shake_hands_soon()
-            return
-        super()._on_readable()
-        self._read_unread_soon()
-
-    def _shake_hands_soon(self) -> None:
-        if not self._is_step_scheduled:
-            self._is_step_scheduled = True
-            self._handshakes.do_soon(self._shake_hands)
+    def _read_now(self) -> None:
+        if self._is_established:
+            super()._read_now()
+            self._read_unread_soon()
+        else:
+            self._shake_hands()
 
     def _shake_hands(self) -> None:
-        self._is_step_scheduled = False
-        if not self.is_open:
-            return
         try:
             self._encrypted.do_handshake()
             if self._tls.is_authentication:
                 self.admit(self._tls.principal(self._encrypted.certificate()))
         except ssl.SSLWantReadError:
-            self._loop.add_reader(self.fileno(), self._on_readable)
+            return
         except ssl.SSLWantWriteError:
             self._loop.add_writer(self.fileno(), self._on_handshake_writable)
         except UnmappedName as error:
@@ -117,18 +106,13 @@ class TlsConnection(Connection):
         except OSError as error:
             self._fail(error)
         else:
-            self._establish()
+            self._is_established = True
+            self._active_at = self._clock.monotonic()
+            self._read_unread_soon()
 
     def _on_handshake_writable(self) -> None:
         self._loop.remove_writer(self.fileno())
-        self._shake_hands_soon()
-
-    def _establish(self) -> None:
-        self._is_established = True
-        self._active_at = self._clock.monotonic()
-        if self._is_reading:
-            self._loop.add_reader(self.fileno(), self._on_readable)
-            self._read_unread_soon()
+        self._wait_for_turn()
 
     # Data
 

@@ -1,0 +1,29 @@
+"""A connection whose client must be authenticated: until it is admitted, it reads when it is its turn."""
+
+from onceflow.broker.network.connection import Connection
+
+
+class NewcomerConnection(Connection):
+    """A connection that waits for its turn among the newcomers before each read."""
+
+    __slots__ = ()
+
+    def _on_readable(self) -> None:
+        if self._newcomers is None:
+            self._read_now()
+            return
+        # Without its reader the loop does not report the same bytes in every turn.
+        self._loop.remove_reader(self.fileno())
+        self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        if self._newcomers is not None:
+            self._newcomers.do_soon(self, self._take_turn)
+
+    def _take_turn(self) -> None:
+        if self._is_reading and not self._waits_for_memory:
+            self._loop.add_reader(self.fileno(), self._on_readable)
+            self._read_now()
+
+    def _read_now(self) -> None:
+        super()._on_readable()
