@@ -66,6 +66,7 @@ LONGEST_FIRST = (
     "end_to_end/test_kills.py",
     "end_to_end/test_demo.py",
     "clicks/test_pipeline.py",
+    "dashboard/test_views.py",
 )
 
 
@@ -80,20 +81,27 @@ SPARK_GROUPS = {
 """Groups of tests that share a Spark session, about as long as each other; all others are the group `pipeline`."""
 
 
-TOGETHER = ("tests/broker/cluster/", "tests/test_tidy.py", "tests/test_words.py")
-"""Tests that share a ZooKeeper, or what they have read."""
+GROUPS = {
+    "zookeeper": ("tests/broker/cluster/",),
+    "browser": ("tests/dashboard/test_", "tests/clicks/ingest/test_script.py"),
+}
+"""Modules that share a server or a browser."""
+
+APART = ("tests/broker/simulation/", "tests/end_to_end/", "tests/spark/test_crash_points.py")
+"""Modules of long tests, each of which goes to any worker."""
 
 
 class SparkTogether(LoadScopeScheduling):
-    """Three shared Spark sessions, and the tests of each of `TOGETHER`, on one worker; all others go to any worker.
+    """Each module on one worker, since its tests share fixtures; three shared Spark sessions, each on one worker.
 
     It stands in for xdist's own `loadgroup`, which finds no groups under pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if SHARED_SPARK not in nodeid:
-            return next((beginning for beginning in TOGETHER if nodeid.startswith(beginning)), nodeid)
-        return next((group for group, beginnings in SPARK_GROUPS.items() if nodeid.startswith(beginnings)), "pipeline")
+        groups, module = GROUPS, nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
+        if SHARED_SPARK in nodeid:
+            groups, module = SPARK_GROUPS, "pipeline"
+        return next((group for group, beginnings in groups.items() if nodeid.startswith(beginnings)), module)
 
 
 @pytest.hookimpl(optionalhook=True)
