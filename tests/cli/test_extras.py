@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -53,7 +54,8 @@ main()
 """
 
 
-def packages_of(extras: Iterable[str]) -> set[str]:
+@cache
+def packages_of(extras: tuple[str, ...]) -> set[str]:
     """Return the top-level packages of Onceflow's requirements with these extras, transitively."""
 
     def required(distribution: str, extra: str) -> Iterable[Requirement]:
@@ -78,7 +80,7 @@ def packages_of(extras: Iterable[str]) -> set[str]:
 
 def run_with(extras: Sequence[str], words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run the command in a Python with only the packages of these extras."""
-    blocked = sorted(packages_of(("demo",)) - packages_of(extras))
+    blocked = sorted(packages_of(("demo",)) - packages_of(tuple(extras)))
     command = [sys.executable, "-c", RUN.format(blocked=blocked, words=list(words))]
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
 

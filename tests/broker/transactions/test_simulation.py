@@ -10,7 +10,7 @@ import pytest
 from tests.broker.transactions import simulation
 from tests.campaigns import RecordProperty, tell
 
-SEEDS = 200
+SEEDS = 100
 CAMPAIGN_SEEDS = 5000
 SEEDS_AT_ONCE = 50
 IN_MEMORY = Path("/dev/shm")
