@@ -502,7 +502,7 @@ def test_recount_of_many_ids() -> None:
     assert recount.spread() == 0
 
 
-@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 20], ids=["whole", "chunks"])
+@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 150], ids=["whole", "chunks"])
 def test_pipeline_in_spark(
     spark: SparkSession,
     bootstrap: str,

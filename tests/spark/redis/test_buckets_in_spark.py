@@ -150,7 +150,7 @@ def assert_counted(query: Query, batches: int) -> None:
     assert query.client.hget("{times}", "events") == b"%d" % len(events)
 
 
-@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 5], ids=["whole", "chunks"])
+@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 20], ids=["whole", "chunks"])
 def test_killed_repeated_and_repaired(query: Query, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", rows_per_chunk)
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", rows_per_chunk)
@@ -160,7 +160,7 @@ def test_killed_repeated_and_repaired(query: Query, rows_per_chunk: int, monkeyp
     assert_counted(query, 3)
     past = {key: query.client.dump(key) for key in query.client.scan_iter("*")}
     with monkeypatch.context() as patch:
-        kill_before(patch, "whole" if rows_per_chunk > 5 else "complete")
+        kill_before(patch, "whole" if rows_per_chunk > 20 else "complete")
         with pytest.raises(Killed):
             query.batch(3)
     query.start()
