@@ -65,7 +65,6 @@ LONGEST_FIRST = (
     "end_to_end/test_restarts.py",
     "end_to_end/test_kills.py",
     "end_to_end/test_demo.py",
-    "clicks/test_pipeline.py",
     "dashboard/test_views.py",
 )
 

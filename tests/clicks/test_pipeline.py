@@ -2,16 +2,11 @@
 
 import csv
 import json
-import os
 import random
 import re
 import shlex
-import signal
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -37,8 +32,7 @@ from onceflow.spark.redis_sink import IncompatibleData, MarkerRefused, MissingRa
 from tests import remedies
 from tests.clicks.counted import GOOD_AND_BAD, write
 from tests.clicks.counting_run import CountingRun
-from tests.conftest import WITHIN_S, RedisProcess
-from tests.scrapes import scrape
+from tests.conftest import RedisProcess
 
 SEED = 2017
 SYSTEMS = ("17", "2", "20", "12")
@@ -298,40 +292,3 @@ def test_default_checkpoint_per_topic_and_key() -> None:
     assert paths[0] == Path(".onceflow/checkpoints/user_events.app-users-click.651a8a8b")
     assert len({*paths, checkpoint_of("visits", keys[0])}) == 5
     assert all(path.parent == paths[0].parent and len(path.name) < 100 for path in paths)
-
-
-def test_verify_while_the_stream_runs(run: CountingRun, java_home: str, tmp_path: Path) -> None:
-    write(run.bootstrap, run.topic, GOOD_AND_BAD)
-    where = ["--bootstrap", run.bootstrap, "--topic", run.topic, "--redis", run.url, "--hash-key", run.hash_key]
-    command = [sys.executable, "-m", "onceflow", "run", *where, "--checkpoint", str(tmp_path / "checkpoint")]
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "local[1]", "--trigger", "100 milliseconds", "--ui-port", "0", "--metrics-port", "0"],
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "JAVA_HOME": java_home},
-        )
-    try:
-        deadline = time.monotonic() + WITHIN_S
-        while results.snapshot(run.url, run.hash_key).events < 9:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        assert run.verify()["events"] == 9
-        pages = re.search(r"Spark's UI is at (http://127\.0\.0\.1:\d+)", log.read_text())
-        assert pages is not None, log.read_text()
-        with urllib.request.urlopen(f"{pages[1]}/StreamingQuery/", timeout=WITHIN_S) as page:
-            assert "onceflow clicks" in page.read().decode()
-        metrics = re.search(r"metrics are at (\S+)", log.read_text())
-        assert metrics is not None, log.read_text()
-        assert scrape(metrics[1]).value("onceflow_run_broker_up") == 1
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=WITHIN_S) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-    assert "9 events · 11 clicks · 3 users · 4 bad" in log.read_text()
-    assert f"counting {run.topic} at {run.bootstrap} into {run.hash_key} at {run.url}; Ctrl-C stops" in log.read_text()
-    assert "'onceflow clicks' and 'onceflow dashboard' show the counts, with" in log.read_text()
-    assert "Traceback" not in log.read_text()

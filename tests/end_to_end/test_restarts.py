@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.clicks.counted import write
-from tests.end_to_end.pipeline import TOPIC, Pipeline
+from tests.end_to_end.pipeline import HASH_KEY, TOPIC, Pipeline
 from tests.end_to_end.test_kills import Writer, counted
 from tests.processes import MARK, jvms_of
+from tests.scrapes import scrape
 
 WITHIN_S = 180
 SLOW_START_S = 15
@@ -43,14 +45,18 @@ def restarts(pipeline: Pipeline) -> list[str]:
 
 @pytest.mark.timeout(600)
 def test_query_survives_jvm_redis_and_broker(tmp_path: Path, java_home: str) -> None:
-    """Each part is down until the query has failed because of it; the driver process is never restarted."""
+    """Each part is down until the query has failed because of it; the driver process is never restarted.
+
+    It serves its pages, it is verified while it counts, and an interrupt ends it.
+    """
     mark = f"restarts-{uuid.uuid4()}"
     with Pipeline(tmp_path, java_home, environment={MARK: mark}) as pipeline:
         pipeline.onceflow("topic", "create", TOPIC, "--partitions", "4", "--bootstrap", pipeline.broker.bootstrap)
         writer = Writer(pipeline.broker.bootstrap, seed=1)
         writer.start()
-        pipeline.start_driver()
+        pipeline.start_driver("--ui-port", "0", "--metrics-port", "0")
         wait_for(lambda: pipeline.batch() >= 2, pipeline)
+        check_pages(pipeline)
 
         (jvm,) = jvms_of(mark)
         os.kill(jvm, signal.SIGKILL)
@@ -73,6 +79,28 @@ def test_query_survives_jvm_redis_and_broker(tmp_path: Path, java_home: str) -> 
         wait_for(lambda: counted(pipeline) == writer.events, pipeline)
         verified = pipeline.verify()
         assert (verified["events"], verified["clicks"]) == (writer.events, sum(writer.clicks.values()))
+
+        assert pipeline.driver is not None
+        pipeline.driver.send_signal(signal.SIGINT)
+        assert pipeline.driver.wait(timeout=WITHIN_S) == 0
+        log = pipeline.log.read_text()
+        assert f"{writer.events:,} events · {verified['clicks']:,} clicks · {len(writer.clicks)} users · 0 bad" in log
+        assert "'onceflow clicks' and 'onceflow dashboard' show the counts, with" in log
+
+
+def check_pages(pipeline: Pipeline) -> None:
+    """Read the pages whose addresses the driver has printed, and nothing else."""
+    log = pipeline.log.read_text()
+    bootstrap, redis_url = pipeline.broker.bootstrap, pipeline.redis.url
+    assert f"counting {TOPIC} at {bootstrap} into {HASH_KEY} at {redis_url}; Ctrl-C stops" in log
+    assert "Traceback" not in log
+    pages = re.search(r"Spark's UI is at (http://127\.0\.0\.1:\d+)", log)
+    assert pages is not None, log
+    with urllib.request.urlopen(f"{pages[1]}/StreamingQuery/", timeout=WITHIN_S) as page:
+        assert "onceflow clicks" in page.read().decode()
+    metrics = re.search(r"metrics are at (\S+)", log)
+    assert metrics is not None, log
+    assert scrape(metrics[1]).value("onceflow_run_broker_up") == 1
 
 
 def test_slow_worker_is_restarted(tmp_path: Path, java_home: str) -> None:
