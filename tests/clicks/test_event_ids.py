@@ -29,6 +29,7 @@ from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import ids as redis_ids
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
+from onceflow.spark.redis.scripts import OwnerLost
 from onceflow.spark.redis.targets import Ids
 from onceflow.spark.redis_sink import RedisSink
 from tests.clicks.counting_run import CountingRun
@@ -359,6 +360,35 @@ def test_claim_of_a_shorter_attempt(place: IdPlace, monkeypatch: pytest.MonkeyPa
                 place.stream().count()
     place.stream().count()
     assert place.client.hgetall(place.keys.count) == {b"ada": b"3"} and place.is_exact()
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_start_whose_epoch_is_lost_is_fenced(place: IdPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis loses a start's epoch and claims while it computes its rows; they must not pass for the next start's."""
+    place.send([(0, event("ada", "first"), FIRST_MS)])
+    place.stream().count()
+    place.send([(0, event("ada", "a"), FIRST_MS)] * 2)
+    before, later, run = snapshot(place), place.stream(), redis_scripts._run
+    held: list[tuple[Any, ...]] = []
+    replies: list[Any] = []
+
+    def lose(*call: Any) -> Any:
+        _, name, *_ = call
+        if name == "whole" and not held:
+            held.append(call)
+            later.count()
+            return replies[0]
+        if name == "whole":
+            replies.append(run(*held[0]))  # The later start has claimed the ids, and has not counted them.
+        reply = run(*call)
+        if name == "seal" and not held:
+            roll_back(place, before)
+        return reply
+
+    monkeypatch.setattr(redis_scripts, "_run", lose)
+    with pytest.raises(OwnerLost):
+        place.stream().count()
+    assert place.client.hgetall(place.keys.count) == {b"ada": b"2"} and place.is_exact()
 
 
 @pytest.mark.usefixtures("without_spark")

@@ -42,6 +42,12 @@ MUTANTS = (
         _TESTS + "test_lost_claim_keeps_the_order_of_records",
     ),
     Mutant(
+        _LUA + "acquire.lua",
+        "redis.call('HINCRBY', MARKER, 'owner', 1) < now_ms",
+        "redis.call('HINCRBY', MARKER, 'owner', 1) < 0",
+        _TESTS + "test_start_whose_epoch_is_lost_is_fenced",
+    ),
+    Mutant(
         "spark/redis/ids.py",
         "{offsets[0]}:{offsets[-1]}",
         "{offsets[0]}",

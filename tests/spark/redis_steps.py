@@ -102,7 +102,8 @@ class Driver:
 
     def acquire(self, batch: Batch) -> str:
         first = markers.first_fields(batch)
-        arguments = redis_scripts.acquire_arguments(self.keys, batch.query, first, may_create=batch.number == 0)
+        may_create = batch.number == 0
+        arguments = redis_scripts.acquire_arguments(self.keys, batch.query, first, may_create=may_create, now_ms=0)
         self.owner = self.call("acquire", *arguments)
         return self.owner
 

@@ -198,7 +198,7 @@ def test_small_batches(sinks: Sinks, redis_client: Any) -> None:
     assert_counted(redis_client, 3)
     marker = marker_of(redis_client)
     assert marker["chunks"] == "0"
-    assert (marker["batch"], marker["complete"], marker["owner"], marker["settled"]) == ("2", "1", "1", "2")
+    assert (marker["batch"], marker["complete"], marker["settled"]) == ("2", "1", "2")
     assert json.loads(marker["ranges"]) == {"clicks": {"0": [10, 20]}}
     assert json.loads(marker["since"]) == {"clicks": {"0": 0}}
     assert int(marker["finished_ms"]) - int(marker["started_ms"]) >= int(marker["duration_ms"]) >= 0
@@ -243,7 +243,8 @@ def test_checkpoint_is_synced_before_writing(sinks: Sinks, redis_client: Any, mo
         with pytest.raises(CheckpointNotSynced):
             sinks.batch(sinks.start(), 1)
     # The start has only increased the owner epoch.
-    assert marker_of(redis_client) == before | {"owner": "2"}
+    after = marker_of(redis_client)
+    assert int(after.pop("owner")) > int(before.pop("owner")) and after == before
 
 
 class Killed(Exception):

@@ -8,7 +8,7 @@ sink. All values are text; numbers are decimal; JSON is canonical (sorted keys, 
 | `format` | `4`, this table; format `3` has no `index:KEY`, `2` no claims either, `1` no `written:KEY` either |
 | `query` | Spark's query id, from the checkpoint's `metadata` |
 | `sink` | name of the sink that created the marker; absent in markers of earlier versions |
-| `owner` | owner epoch; each start increments it, and writes with an older one are refused |
+| `owner` | owner epoch; each start raises it to its clock in ms or higher, and writes with another one are refused |
 | `batch` | number of the micro-batch; `-1` before the first one |
 | `complete` | `1`: the whole batch is written; `0`: some chunks may be missing |
 | `digest` | SHA-256 over the batch's offset ranges, topic ids, plan and plan version |

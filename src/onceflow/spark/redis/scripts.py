@@ -174,9 +174,11 @@ def field_arguments(fields: Mapping[str, str]) -> list[Argument]:
     return [len(fields), *(text for pair in fields.items() for text in pair)]
 
 
-def acquire_arguments(keys: Keys, query: str, fields: Mapping[str, str], *, may_create: bool) -> list[Argument]:
+def acquire_arguments(
+    keys: Keys, query: str, fields: Mapping[str, str], *, may_create: bool, now_ms: int
+) -> list[Argument]:
     """Return the arguments of `acquire`; `fields` are the marker's first ones."""
-    return [query, int(may_create), *field_arguments(fields), len(keys.streams), *index_arguments(keys)]
+    return [query, int(may_create), now_ms, *field_arguments(fields), len(keys.streams), *index_arguments(keys)]
 
 
 def index_arguments(keys: Keys) -> list[Argument]:

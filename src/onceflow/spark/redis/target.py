@@ -290,7 +290,10 @@ class RedisTarget(Sink):
 
     def _acquire(self, query: str, first_fields: Mapping[str, str], *, may_create: bool) -> None:
         """Take the next owner epoch: from now on earlier starts are refused."""
-        arguments = redis_scripts.acquire_arguments(self.keys, query, first_fields, may_create=may_create)
+        now_ms = self._now_ms()
+        arguments = redis_scripts.acquire_arguments(
+            self.keys, query, first_fields, may_create=may_create, now_ms=now_ms
+        )
         reply = redis_scripts.run(self._client(), "acquire", self.keys, arguments)
         redis_scripts.raise_refusal(self.keys, reply)
         self._owner = reply[1]

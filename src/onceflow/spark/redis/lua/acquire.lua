@@ -1,8 +1,9 @@
 -- Takes the next owner epoch; creates the marker if nothing exists yet. Claims the sink's keys. Adds the written keys to
 -- a marker of an earlier format.
--- ARGV: query, '1' if the marker may be created, the marker's first fields, number of the sink's streams, indexes.
+-- ARGV: query, '1' if the marker may be created, the driver's clock in ms, the marker's first fields, number of the sink's
+-- streams, indexes.
 -- Returns 'owned' and the epoch.
-local query, may_create = take(), take()
+local query, may_create, now_ms = take(), take(), take_number()
 local fields = take_fields()
 local streams = take_number()
 local indexes = take_indexes()
@@ -101,4 +102,6 @@ end
 for _, index in ipairs(indexes) do redis.call('HSET', MARKER, 'index:' .. index.key, index.kind) end
 claim_keys()
 forget_other_keys()
-return {'owned', tostring(redis.call('HINCRBY', MARKER, 'owner', 1))}
+-- At least the clock: if Redis loses the epoch of a start, the next one must not take the same.
+if redis.call('HINCRBY', MARKER, 'owner', 1) < now_ms then redis.call('HSET', MARKER, 'owner', digits(now_ms)) end
+return {'owned', field('owner')}
