@@ -207,6 +207,22 @@ def test_unequal_events_in_two_partitions(place: IdPlace) -> None:
         place.is_exact()
 
 
+@pytest.mark.usefixtures("without_spark")
+def test_partitions_more_than_a_window_apart(place: IdPlace) -> None:
+    """The ids that only the slower partition would reach are deleted, so that an idle one does not keep all."""
+    place.send([(0, event("ada", "a"), FIRST_MS), (1, event("bob", "x"), FIRST_MS - 9 * WINDOW_MS)])
+    stream = place.stream()
+    for windows in (3, 6, 9):
+        stream.count()
+        place.send([(0, event("ada", windows), FIRST_MS + windows * WINDOW_MS)])
+    stream.count()
+    place.send([(1, event("ada", "a"), FIRST_MS)])
+    stream.count()
+    assert place.client.hgetall(place.keys.count) == {b"ada": b"5", b"bob": b"1"}
+    with pytest.raises(VerifyInconclusive, match="than the window apart"):
+        place.is_exact()
+
+
 QUARTER_MS = WINDOW_MS // 4
 # Distance from the first record, and whether the record is counted.
 REPETITIONS = {0: True, QUARTER_MS: False, WINDOW_MS: False, 5 * QUARTER_MS: True, 9 * QUARTER_MS: False}

@@ -167,7 +167,8 @@ def verify(
     if spread:
         raise VerifyInconclusive(
             f"{len(differences)} fields differ, and {spread} event ids are in several partitions, whose events have no "
-            f"order: if those of one id are not equal, either may be counted; first difference: {differences[0]}"
+            "order: if those of one id are not equal, either may be counted, and both if their partitions are more "
+            f"than the window apart; first difference: {differences[0]}"
         )
     return Verdict(topic, hash_key, marker, recount, differences, not_yet_counted)
 
