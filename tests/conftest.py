@@ -1,5 +1,6 @@
 """Fixtures with real parts: a broker, a Valkey, a Java; each process is ended by its id."""
 
+import gc
 import io
 import itertools
 import os
@@ -126,6 +127,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and directory is not None:
         report.sections += [(f"end of {name}", text) for name, text in process_logs.ends_of_logs(directory)]
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without garbage collections, and exclude them from later ones: they live until the end."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
