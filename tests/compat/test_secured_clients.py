@@ -33,6 +33,8 @@ class Secured:
 
     def run(self, name: str, listener: str, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
         package = PACKAGES.get(name, "org.apache.kafka.tools")
+        if name == "ConsoleProducer" and not list(self.jars.glob("kafka-tools-4*")):
+            package = "kafka.tools"  # before Kafka 4
         address = ("--bootstrap-server", self.broker.addresses[listener])
         command = ["java", "-cp", f"{self.jars}/*", f"{package}.{name}", *address, *words]
         return subprocess.run(

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -467,6 +469,78 @@ def test_wrong_changes_are_refused(broker: InnerBroker) -> None:
         every = client.ask(apis.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, users=None).results
         assert [result.user for result in every] == ["ada"]
         assert [info.mechanism for info in every[0].credential_infos] == [1, 2]
+
+
+def test_changes_of_a_request_are_limited(broker: InnerBroker) -> None:
+    with connected(broker.addresses["PLAINTEXT"]) as client:
+        entries = [upsertion(f"user-{number}") for number in range(1001)]
+        codes = alter(client, upsertions=[*entries, {**upsertion("salty"), "salt": bytes(1001)}])
+        assert [user for user, (code, _message) in codes.items() if code] == ["user-1000", "salty"]
+        assert codes["user-1000"][1] == "a request changes at most 1000 credentials"
+        assert codes["salty"][1] == "the salt has more than 1000 bytes"
+        alter(client, deletions=[{"name": f"user-{number}", "mechanism": 1} for number in range(1000)])
+
+
+def frames_of(seed: int) -> bytes:
+    """Return a login with damage: frames left out, repeated, cut, or with other bytes."""
+    random = Random(seed)
+    whole: list[tuple[int, int, dict[str, Any]]] = [
+        (apis.API_VERSIONS, 0, {}),
+        (apis.SASL_HANDSHAKE, random.randrange(2), {"mechanism": random.choice((*MECHANISMS, "GSSAPI"))}),
+        (apis.SASL_AUTHENTICATE, random.randrange(3), {"auth_bytes": random.choice(TOKENS)}),
+        (apis.SASL_AUTHENTICATE, random.randrange(3), {"auth_bytes": random.choice(TOKENS)}),
+    ]
+    sent = b""
+    for number, (key, version, fields) in enumerate(whole):
+        frame = bytearray(encode_request(key, version, number, "raw", build(request_class(key, version), fields)))
+        kind = random.randrange(6)
+        if kind == 0:
+            continue
+        if kind == 1:
+            frame[random.randrange(4, len(frame))] = random.randrange(256)
+        if kind == 2:
+            frame = frame[: random.randrange(4, len(frame))]
+            frame[:4] = struct.pack(">i", len(frame) - 4)
+        sent += bytes(frame) * (2 if kind == 3 else 1)
+    stealing = {"topics": [{"name": "stolen"}], "allow_auto_topic_creation": True}
+    return sent + encode_request(apis.METADATA, 4, 9, "raw", build(request_class(apis.METADATA, 4), stealing))
+
+
+TOKENS = (
+    b"",
+    b"\0",
+    token_of("wrong"),
+    token_of(user="eve"),
+    b"n,,n=ada,r=x",
+    b"c=biws,r=x,p=AAAA",
+    b"\xff" * 100,
+    b"x" * 20_000,
+)
+
+
+def play(broker: InnerBroker, seeds: range) -> None:
+    """Send damaged logins: none is served, and the broker serves others."""
+    for seed in seeds:
+        # The broker may have closed the connection already.
+        with connected(broker.addresses["SASL_PLAINTEXT"]) as client, contextlib.suppress(OSError):
+            client.socket.sendall(frames_of(seed))
+            client.socket.shutdown(socket.SHUT_WR)
+            while client.socket.recv(65536):
+                pass
+    assert broker.call(lambda node: "stolen" not in node.topics.by_name)
+    with connected(broker.addresses["SASL_PLAINTEXT"]) as client:
+        assert login(client).error_code == 0
+        assert controller(client) == 1
+
+
+def test_damaged_logins_are_not_served(broker: InnerBroker) -> None:
+    play(broker, range(150))
+
+
+@pytest.mark.campaign
+def test_many_damaged_logins_are_not_served(broker: InnerBroker) -> None:
+    """20,000 damaged logins over TCP: none is served, and an honest client is."""
+    play(broker, range(1_000_000, 1_020_000))
 
 
 def test_credentials_survive_a_restart(authority: Authority, tmp_path: Path) -> None:

@@ -70,6 +70,15 @@ def test_scram_refuses_without_saying_why(user: str, password: str, reason: str)
     assert ours.user is None
 
 
+def test_unknown_users_look_like_others() -> None:
+    """The first response has salt and iterations for each name, the same ones every time."""
+    firsts = [server("SCRAM-SHA-256", ada="secret").respond(b"n,,n=eve,r=x").decode() for _ in range(2)]
+    parts = [first.partition(",s=")[2] for first in firsts]
+    assert parts[0] == parts[1]
+    known = server("SCRAM-SHA-256", ada="secret").respond(b"n,,n=ada,r=x").decode().partition(",s=")[2]
+    assert len(parts[0]) == len(known)
+
+
 def test_names_with_commas_and_equals_signs() -> None:
     ours = ScramServer(BY_NAME["SCRAM-SHA-256"], {"a,b=c": credential("SCRAM-SHA-256", "secret")}.get)
     assert ours.respond(b"n,,n=a=2Cb=3Dc,r=nonce")

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 
 from onceflow.broker.config import Endpoint, SecurityConfig
+from onceflow.broker.network.tls_connection import TlsSocket
 from onceflow.broker.security.principal import ANONYMOUS, KafkaPrincipal
 from onceflow.broker.security.tls import InvalidTls, ListenerTls
 from onceflow.cli import onceflow
@@ -285,6 +287,22 @@ def test_the_start_stops_with_one_message(authority: Authority, tmp_path: Path) 
     refused = CliRunner().invoke(onceflow, ["broker", "--data", str(tmp_path / "data"), *options])
     assert "missing.pem cannot be read: No such file" in str(refused.exception or refused.stderr)
     assert refused.exit_code != 0
+
+
+def test_a_forked_child_sends_nothing(authority: Authority) -> None:
+    """It closes its copies of the descriptors; the connection is its parent's."""
+    ours, theirs = socket.socketpair()
+    context = ListenerTls("A", SecurityConfig(key_store_file=str(authority.issue(HOST)))).context
+    options: dict[str, Any] = {"do_handshake_on_connect": False, "suppress_ragged_eofs": False}
+    with contextlib.closing(authority.client().wrap_socket(theirs, server_hostname=HOST, **options)) as client:
+        server = TlsSocket(ours, context)
+        shaking = threading.Thread(target=client.do_handshake)
+        shaking.start()
+        server.do_handshake()
+        shaking.join()
+        server.close_descriptor()
+        with pytest.raises(ssl.SSLEOFError):
+            client.recv(1)
 
 
 # Hostile handshakes

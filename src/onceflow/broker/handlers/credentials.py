@@ -1,5 +1,7 @@
 """DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554)."""
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from onceflow.broker.network.request import Request
@@ -10,17 +12,23 @@ from onceflow.log.errors import LogError
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
+WORK_PER_USER = 4
+
 
 def handle_describe(node: Node, request: Request) -> None:
     """Serve one DescribeUserScramCredentials request: mechanisms and iterations, no keys."""
     body = request.decode()
     credentials = node.credentials
     if body.users:
-        names = [user.name for user in body.users]
+        counts = Counter(user.name for user in body.users)
     else:
-        names = [key.user for key in credentials.by_key]
-    asked_twice = {name for name in names if names.count(name) > 1} if body.users else set()
-    results = [_described(node, name, is_duplicate=name in asked_twice) for name in dict.fromkeys(names)]
+        counts = Counter(dict.fromkeys((key.user for key in credentials.by_key), 1))
+    results: list[dict[str, Any]] = []
+
+    def describe() -> Iterator[int]:
+        for name, count in counts.items():
+            results.append(_described(node, name, is_duplicate=count > 1))
+            yield WORK_PER_USER
 
     def respond(error_code: ErrorCode) -> None:
         if error_code:
@@ -28,7 +36,7 @@ def handle_describe(node: Node, request: Request) -> None:
         else:
             request.respond(error_code=ErrorCode.none, error_message="", results=results)
 
-    node.metadata.when_synced(respond)
+    request.in_slices(describe(), lambda: node.metadata.when_synced(respond))
 
 
 def _described(node: Node, user: str, *, is_duplicate: bool) -> dict[str, Any]:

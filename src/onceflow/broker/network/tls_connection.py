@@ -6,6 +6,7 @@ segment is read in chunks and encrypted: sendfile would send it in clear text.
 """
 
 import contextlib
+import os
 import socket
 import ssl
 from typing import Any, cast
@@ -61,6 +62,10 @@ class TlsSocket:
 
     def fileno(self) -> int:
         return self._encrypted.fileno()
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor alone: nothing is sent."""
+        os.close(self._encrypted.detach())
 
     def close(self) -> None:
         """Send the end of the TLS connection, if that is possible at once, and close the socket."""
@@ -148,3 +153,7 @@ class TlsConnection(NewcomerConnection):
         if not piece.size_bytes:
             self._unsent.popleft()
         self._unsent.appendleft(chunk)
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor in a forked child, without a word to the client, which is the parent's."""
+        self._encrypted.close_descriptor()

@@ -16,6 +16,9 @@ from onceflow.wire.scram import BY_NUMBER, ITERATIONS_MAX, ITERATIONS_MIN, MECHA
 USERS_MAX = 100_000
 """Credentials of all users; a broker does not accept any number of them."""
 NAME_BYTES_MAX = 1000
+SALT_BYTES_MAX = 1000
+CHANGES_MAX = 1000
+"""Credentials that one request changes; each takes some microseconds of hashing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,10 @@ class Credentials:
             unacceptable = "Too many iterations"
         elif len(key.user.encode()) > NAME_BYTES_MAX:
             unacceptable = f"the name has more than {NAME_BYTES_MAX} bytes"
+        elif len(upsertion.salt) > SALT_BYTES_MAX:
+            unacceptable = f"the salt has more than {SALT_BYTES_MAX} bytes"
+        elif changes >= CHANGES_MAX:
+            unacceptable = f"a request changes at most {CHANGES_MAX} credentials"
         elif len(self.by_key) + changes >= USERS_MAX and key not in self.by_key:
             unacceptable = f"this broker stores at most {USERS_MAX} credentials"
         if unacceptable is None:

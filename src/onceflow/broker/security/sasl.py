@@ -18,6 +18,8 @@ from onceflow.errors import OnceflowError
 from onceflow.wire.scram import ITERATIONS_MIN, Mechanism
 
 PLAIN = "PLAIN"
+INVENTED_SALT_BYTES = 16
+_INVENTING_KEY = secrets.token_bytes(32)
 
 _SASL_NAME = r"(?:[\x01-\x7f](?<![=,])|=2C|=3D)+"
 _VALUE = r"[\x01-\x7f](?<!,)"
@@ -81,13 +83,18 @@ class PlainServer:
 
 
 class ScramServer:
-    """SCRAM: the client proves that it knows the password, and the broker that it knows the credential."""
+    """SCRAM: the client proves that it knows the password, and the broker that it knows the credential.
+
+    A user that does not exist is refused like a wrong password, at the end (RFC 5802 leaves this open; Kafka refuses
+    at once): the exchange does not show which users exist.
+    """
 
     def __init__(self, mechanism: Mechanism, find: Callable[[str], Credential | None]) -> None:
         """`find` returns the credential of a user."""
         self._mechanism = mechanism
         self._find = find
         self._credential: Credential | None = None
+        self._is_known = False
         self._name = self._header = self._client_first = self._server_first = self._nonce = ""
         self.user: str | None = None
 
@@ -103,8 +110,9 @@ class ScramServer:
         self._header, identity, self._client_first, name, nonce, _extensions = match.groups()
         self._name = _decoded(name)
         credential = self._find(self._name)
+        self._is_known = credential is not None
         if credential is None:
-            raise self._refusal("there is no such user")
+            credential = _invented(self._name)
         if credential.iterations < ITERATIONS_MIN:
             raise self._refusal(f"its credential has only {credential.iterations} iterations")
         _check_identity(_decoded(identity or ""), self._name)
@@ -127,18 +135,26 @@ class ScramServer:
         proven = base64.b64decode(proof)
         client_key = bytes(left ^ right for left, right in zip(signature, proven, strict=False))
         stored_key = hashlib.new(hash_name, client_key).digest()
+        if not self._is_known:
+            raise self._refusal("there is no such user")
         if len(proven) != len(signature) or not hmac.compare_digest(stored_key, credential.stored_key):
             raise self._refusal("the password is wrong")
         self.user = self._name
         return f"v={base64.b64encode(hmac.digest(credential.server_key, signed, hash_name)).decode()}"
 
     def _refusal(self, reason: str) -> AuthenticationFailed:
-        """Return Kafka's one message for all reasons: it must not show which users exist."""
+        """Return Kafka's one message for all reasons."""
         message = (
             "Authentication failed during authentication due to invalid credentials with SASL mechanism"
             f" {self._mechanism.name}"
         )
         return AuthenticationFailed(message, f"{message}: {reason}")
+
+
+def _invented(name: str) -> Credential:
+    """Return a credential of a user that does not exist, always the same one."""
+    salt = hmac.digest(_INVENTING_KEY, name.encode(), "sha256")[:INVENTED_SALT_BYTES]
+    return Credential(salt, b"", b"", ITERATIONS_MIN)
 
 
 def _check_identity(identity: str, user: str) -> None:
