@@ -1,0 +1,104 @@
+"""TLS, SASL and credentials: what must not be served, and limits of clients that are not authenticated."""
+
+from tests.mutants.mutant import Mutant
+
+_SASL = "broker/security/test_sasl.py::"
+_MECHANISMS = "broker/security/test_sasl_mechanisms.py::"
+_TLS = "broker/security/test_tls.py::"
+_NEWCOMERS = "broker/network/test_newcomers.py::"
+_GATE = "broker/handlers/authentication.py"
+
+MUTANTS = (
+    Mutant(
+        _GATE,
+        "            elif login.ends_at is not None and now > login.ends_at:",
+        "            elif login.ends_at is not None and now > 2 * login.ends_at:",
+        _SASL + "test_a_session_ends_without_new_login",
+    ),
+    Mutant(
+        _GATE,
+        "now - login.began_at >= REAUTHENTICATION_SECONDS_MIN",
+        "now >= login.began_at",
+        _SASL + "test_a_client_authenticates_again",
+    ),
+    Mutant(
+        _GATE,
+        "        if login.principal is not None and login.principal != principal:",
+        "        if login.principal is not None and login.principal == principal:",
+        _SASL + "test_a_new_login_keeps_user_and_mechanism",
+    ),
+    Mutant(
+        _GATE,
+        "        login.state = State.FAILED\n        reply.is_long_wait = True\n",
+        "        login.state = State.DONE\n",
+        _SASL + "test_requests_sent_ahead_are_not_served",
+    ),
+    Mutant(
+        _GATE,
+        "        elif header.api.key == apis.SASL_AUTHENTICATE and login.state == State.AUTHENTICATE:",
+        "        elif header.api.key == apis.METADATA:\n"
+        "            self._handle(frame, reply, connection)\n"
+        "        elif header.api.key == apis.SASL_AUTHENTICATE and login.state == State.AUTHENTICATE:",
+        _SASL + "test_every_api_waits_for_authentication",
+    ),
+    Mutant(
+        "broker/security/sasl.py",
+        "        if nonce != self._nonce or ",
+        "        if ",
+        _MECHANISMS + "test_the_nonce_is_the_exchanges_own",
+    ),
+    Mutant(
+        "broker/security/sasl.py",
+        "        _check_identity(identity, user)\n        self.user = user",
+        "        self.user = user",
+        _MECHANISMS + "test_plain",
+    ),
+    Mutant(
+        "broker/security/sasl.py",
+        "not hmac.compare_digest(stored_key, credential.stored_key)",
+        "not stored_key",
+        _MECHANISMS + "test_scram_refuses_without_saying_why",
+    ),
+    Mutant(
+        "broker/network/tls_connection.py",
+        "            self._loop.call_soon(self._read_unread)",
+        "            self._is_reading_scheduled = False",
+        _TLS + "test_a_record_larger_than_the_buffer",
+    ),
+    Mutant(
+        "broker/security/tls.py",
+        "    context.verify_mode = CLIENT_AUTH[security.client_auth]",
+        "    context.verify_mode = ssl.CERT_NONE",
+        _TLS + "test_a_client_without_certificate_is_refused",
+    ),
+    Mutant(
+        "broker/security/tls.py",
+        "    if now > certificate.valid_until:",
+        "    if now < certificate.valid_from:",
+        _TLS + "test_what_cannot_be_used_is_refused",
+    ),
+    Mutant(
+        "broker/network/newcomers.py",
+        "                if newcomer in self._began_at:\n                    step()\n                    return",
+        "                if newcomer in self._began_at:\n                    step()",
+        _NEWCOMERS + "test_one_step_runs_in_a_turn",
+    ),
+    Mutant(
+        "broker/network/newcomers.py",
+        "            next(iter(self._began_at)).close(None)",
+        "            newcomer.close(None)",
+        _NEWCOMERS + "test_number_and_time_are_limited",
+    ),
+    Mutant(
+        "broker/network/incoming.py",
+        "    if LOGIN_BYTES_MIN <= size_bytes <= config.login_bytes_max:",
+        "    if LOGIN_BYTES_MIN <= size_bytes:",
+        _SASL + "test_large_frames_wait_for_authentication",
+    ),
+    Mutant(
+        "broker/settings/listener_settings.py",
+        '        own = {"client_auth": "none"} | own',
+        "        own = dict(own)",
+        "broker/settings/test_table.py::test_client_auth_of_sasl_needs_the_prefix",
+    ),
+)
