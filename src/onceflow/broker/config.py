@@ -46,6 +46,8 @@ class SecurityConfig:
     sasl_mechanisms: tuple[str, ...] = ("SCRAM-SHA-256", "SCRAM-SHA-512")
     plain_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Passwords of the users of SASL/PLAIN."""
+    bearer_validator: str | None = None
+    """`module:name` of the function that validates tokens of SASL/OAUTHBEARER (security.sasl.Validate)."""
     reauthentication_ms_max: int = 0
     """Time after which a SASL client must authenticate again; 0: never."""
 

@@ -28,7 +28,7 @@ from onceflow.broker.handlers import metadata as metadata_handler
 from onceflow.broker.handlers import produce as produce_handler
 from onceflow.broker.handlers import quotas as quota_handlers
 from onceflow.broker.handlers import topics as topic_handlers
-from onceflow.broker.handlers.authentication import Authenticator
+from onceflow.broker.handlers.authentication import Authenticator, check_validators
 from onceflow.broker.loop.watch import LoopWatch
 from onceflow.broker.network.connection import Connection, Handle
 from onceflow.broker.network.listener import Listener, Serving
@@ -142,6 +142,7 @@ class Broker:
         try:
             self.endpoints = self._listener.endpoints
             self._exporter = self._new_exporter()
+            check_validators(self.config)
             self._node = Node.open(replace(self.config, listeners=self.endpoints), disk=self._disk, clock=clock)
         except BaseException:
             self._listener.close()

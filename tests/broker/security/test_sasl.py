@@ -295,9 +295,12 @@ def test_requests_sent_ahead_are_not_served(broker: InnerBroker, client: RawClie
     assert broker.call(lambda node: "ahead" not in node.topics.by_name)
 
 
-def test_large_frames_wait_for_authentication(broker: InnerBroker, client: RawClient) -> None:
+def test_large_frames_wait_for_authentication(
+    broker: InnerBroker, client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
     client.socket.sendall(struct.pack(">i", 600_000))
     assert is_closed(client)
+    assert "a frame of 600000 bytes; before authentication it has 2 to 524288 bytes" in caplog.text
     with connected(broker.addresses["SASL_PLAINTEXT"]) as other:
         login(other)
         names = [{"name": f"{number:0200}"} for number in range(200)]

@@ -132,8 +132,9 @@ def test_values_round_trip_as_text() -> None:
         ("ssl.principal.mapping.rules", "RULE:x", "has an invalid rule: RULE:x"),
         ("listener.name.inside.ssl.client.auth", "required", "INSIDE is not one of the listeners PLAINTEXT"),
         ("listener.name.plaintext.max.connections", "1", "a listener's own settings are those of TLS and SASL"),
-        ("sasl.enabled.mechanisms", "GSSAPI", "is not one or more of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
-        ("sasl.oauthbearer.jwks.endpoint.url", "x", "SASL has PLAIN and SCRAM, not OAUTHBEARER"),
+        ("sasl.enabled.mechanisms", "GSSAPI", "is not one or more of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER"),
+        ("sasl.oauthbearer.jwks.endpoint.url", "x", "a function of yours validates tokens"),
+        ("sasl.oauthbearer.validator", "x", "is not MODULE:NAME"),
         ("plain.sasl.jaas.config", "x", "plain.sasl.jaas.config is not in the form org.apache.kafka"),
         ("plain.sasl.jaas.config", 'PlainLoginModule required users="x";', "has unknown options: users"),
         ("super.users", "User:a", "super.users has no effect without authorizer.class.name=org.apache.kafka."),
@@ -223,6 +224,13 @@ def test_kafkas_login_modules_of_scram_are_accepted() -> None:
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="a" password="hush";'
     resolved = resolve(Source(DATA | {"listeners": "SASL_SSL://h:1", name: login}))
     assert resolved.notes == [f"{name}: the users of SCRAM are in the metadata log"]
+
+
+def test_tokens_need_a_validator() -> None:
+    given = {"listeners": "SASL_SSL://h:1", "sasl.enabled.mechanisms": "OAUTHBEARER"}
+    with pytest.raises(SettingRefused, match=r"SASL_SSL: OAUTHBEARER needs sasl\.oauthbearer\.validator"):
+        resolve(Source(DATA | given))
+    assert resolve(Source(DATA | given | {"sasl.oauthbearer.validator": "a:b"})).config
 
 
 def test_client_auth_of_sasl_needs_the_prefix() -> None:

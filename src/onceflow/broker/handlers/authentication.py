@@ -13,7 +13,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any
 
-from onceflow.broker.config import SecurityConfig
+from onceflow.broker.config import BrokerConfig, SecurityConfig
 from onceflow.broker.handlers import metadata
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.reply import Reply
@@ -21,7 +21,16 @@ from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.security.credentials import CredentialKey
 from onceflow.broker.security.principal import KafkaPrincipal
-from onceflow.broker.security.sasl import PLAIN, AuthenticationFailed, PlainServer, SaslServer, ScramServer
+from onceflow.broker.security.sasl import (
+    OAUTHBEARER,
+    PLAIN,
+    AuthenticationFailed,
+    BearerServer,
+    PlainServer,
+    SaslServer,
+    ScramServer,
+    load_validator,
+)
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, UnsupportedVersion
 from onceflow.wire.frames import encode_unsupported_api_versions, read_request_header
@@ -71,15 +80,24 @@ class Login:
         """End of the session; None: never."""
 
 
+def check_validators(config: BrokerConfig) -> None:
+    """Import the validators of all listeners, before the broker opens its data. Raises UnusableValidator."""
+    for endpoint in config.listeners:
+        path = config.security_of(endpoint.listener).bearer_validator
+        if path is not None:
+            load_validator(path)
+
+
 class Authenticator:
     """Authentication on the connections of one listener. All methods run on the event loop."""
 
     def __init__(self, node: Node, security: SecurityConfig, handle: Handle, decode: Decode) -> None:
-        """`handle` and `decode` serve authenticated clients."""
+        """`handle` and `decode` serve authenticated clients. Raises UnusableValidator."""
         self._node = node
         self._security = security
         self._handle = handle
         self._decode = decode
+        self._validate = load_validator(security.bearer_validator) if security.bearer_validator is not None else None
 
     def handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         """Serve one frame of a connection."""
@@ -161,6 +179,8 @@ class Authenticator:
     def _new_server(self, mechanism: str) -> SaslServer:
         if mechanism == PLAIN:
             return PlainServer(self._security.plain_passwords)
+        if mechanism == OAUTHBEARER and self._validate is not None:
+            return BearerServer(self._validate, lambda: self._node.clock.now_ms() / 1000)
         scram = BY_NAME[mechanism]
         by_key = self._node.credentials.by_key
         return ScramServer(scram, lambda user: by_key.get(CredentialKey(user, scram.number)))
@@ -200,9 +220,10 @@ class Authenticator:
 
     def _admit_if_done(self, login: Login, connection: Connection) -> int:
         """Admit the client if it is authenticated now; return the lifetime of its session, 0 for no limit."""
-        user = login.server.user if login.server is not None else None
-        if user is None:
+        server = login.server
+        if server is None or server.user is None:
             return 0
+        user = server.user
         principal = KafkaPrincipal("User", user)
         if login.principal is not None and login.principal != principal:
             raise AuthenticationFailed(
@@ -212,6 +233,9 @@ class Authenticator:
         now = self._node.clock.monotonic()
         login.began_at = now
         lifetime_ms = self._security.reauthentication_ms_max
+        if server.valid_until is not None:
+            left_ms = max(1, int(server.valid_until * 1000 - self._node.clock.now_ms()))
+            lifetime_ms = min(left_ms, lifetime_ms) if lifetime_ms > 0 else left_ms
         login.ends_at = now + lifetime_ms / 1000 if lifetime_ms > 0 else None
         connection.admit(principal)
         return lifetime_ms

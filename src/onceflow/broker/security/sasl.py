@@ -1,24 +1,27 @@
 """SASL mechanisms, the server's side: tokens in, tokens out, and at the end a user's name.
 
-PLAIN is RFC 4616, SCRAM is RFC 5802 with the limits of Kafka's implementation: no channel binding, extensions are
-ignored (org.apache.kafka.common.security.plain.internals.PlainSaslServer,
+PLAIN is RFC 4616, OAUTHBEARER is RFC 7628. SCRAM is RFC 5802 with the limits of Kafka's implementation: no channel
+binding, extensions are ignored (org.apache.kafka.common.security.plain.internals.PlainSaslServer,
 org.apache.kafka.common.security.scram.internals.ScramSaslServer and ScramMessages).
 """
 
 import base64
 import hashlib
 import hmac
+import importlib
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from onceflow.broker.security.credentials import Credential
 from onceflow.errors import OnceflowError
 from onceflow.wire.scram import ITERATIONS_MIN, Mechanism
 
 PLAIN = "PLAIN"
+OAUTHBEARER = "OAUTHBEARER"
 INVENTED_SALT_BYTES = 16
+INVALID_TOKEN = '{"status":"invalid_token"}'
 _INVENTING_KEY = secrets.token_bytes(32)
 
 _SASL_NAME = r"(?:[\x01-\x7f](?<![=,])|=2C|=3D)+"
@@ -29,6 +32,7 @@ _EXTENSIONS = rf"(?:,[A-Za-z]+=(?:{_VALUE})+)*"
 _CLIENT_FIRST = re.compile(
     rf"(n,(?:a=({_SASL_NAME}))?,)((?:m=(?:{_VALUE})+,)?n=({_SASL_NAME}),r=({_PRINTABLE})({_EXTENSIONS}))"
 )
+_BEARER_FIRST = re.compile(rf"n,(?:a=({_SASL_NAME}))?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]*\x01)+)\x01")
 _CLIENT_FINAL = re.compile(rf"(c=({_BASE64}),r=({_PRINTABLE})({_EXTENSIONS})),p=({_BASE64})")
 
 
@@ -43,12 +47,21 @@ class AuthenticationFailed(OnceflowError):
         self.reason = reason or message
 
 
+class UnusableValidator(OnceflowError):
+    """The validator of OAUTHBEARER cannot be imported, or is not a function."""
+
+
 class SaslServer(Protocol):
     """One authentication by one mechanism."""
 
     @property
     def user(self) -> str | None:
         """Name of the user; None until it is authenticated."""
+        ...
+
+    @property
+    def valid_until(self) -> float | None:
+        """End of the user's credential, in seconds since 1970; None: no end."""
         ...
 
     def respond(self, token: bytes) -> bytes:
@@ -62,6 +75,7 @@ class PlainServer:
     def __init__(self, passwords: Mapping[str, str]) -> None:
         self._passwords = passwords
         self.user: str | None = None
+        self.valid_until: float | None = None
 
     def respond(self, token: bytes) -> bytes:
         """Check name and password. Raises AuthenticationFailed with Kafka's message."""
@@ -95,6 +109,7 @@ class ScramServer:
         self._find = find
         self._credential: Credential | None = None
         self._is_known = False
+        self.valid_until: float | None = None
         self._name = self._header = self._client_first = self._server_first = self._nonce = ""
         self.user: str | None = None
 
@@ -149,6 +164,63 @@ class ScramServer:
             f" {self._mechanism.name}"
         )
         return AuthenticationFailed(message, f"{message}: {reason}")
+
+
+Validate = Callable[[str], tuple[str, float]]
+"""Return the user of a valid token, and its end in seconds since 1970. Raises ValueError, with the reason for the log.
+
+The reason must not have the token in it.
+"""
+
+
+class BearerServer:
+    """OAUTHBEARER: one token, which a function of the operator validates (RFC 7628)."""
+
+    def __init__(self, validate: Validate, now_s: Callable[[], float]) -> None:
+        self._validate = validate
+        self._now_s = now_s
+        self._reason: str | None = None
+        self.user: str | None = None
+        self.valid_until: float | None = None
+
+    def respond(self, token: bytes) -> bytes:
+        """Return nothing for a valid token; for another one the error, which the client must acknowledge.
+
+        Raises AuthenticationFailed after that, and for a malformed message. Other errors of the validator end the
+        connection.
+        """
+        if self._reason is not None:
+            raise AuthenticationFailed(INVALID_TOKEN, self._reason)
+        match = _BEARER_FIRST.fullmatch(token.decode("utf-8", errors="replace"))
+        pairs = dict(pair.split("=", 1) for pair in match[2].split("\x01")[:-1]) if match is not None else {}
+        scheme, _, bearer = pairs.get("auth", "").partition(" ")
+        if match is None or scheme.lower() != "bearer" or not bearer.strip():
+            raise AuthenticationFailed("Invalid OAUTHBEARER client first message")
+        try:
+            user, valid_until = self._validate(bearer.strip())
+        except ValueError as error:
+            self._reason = f"the validator refuses the token: {error}"
+            return INVALID_TOKEN.encode()
+        if not (isinstance(user, str) and user and isinstance(valid_until, int | float)):
+            raise TypeError("the validator returned no user, or no end")
+        if valid_until <= self._now_s():
+            self._reason = "the token has expired"
+            return INVALID_TOKEN.encode()
+        _check_identity(_decoded(match[1] or ""), user)
+        self.user, self.valid_until = user, float(valid_until)
+        return b""
+
+
+def load_validator(path: str) -> Validate:
+    """Import a validator, `MODULE:NAME`. Raises UnusableValidator."""
+    module, _, name = path.partition(":")
+    try:
+        validator = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnusableValidator(f"sasl.oauthbearer.validator={path} cannot be imported: {error}") from error
+    if not callable(validator):
+        raise UnusableValidator(f"sasl.oauthbearer.validator={path} is not a function")
+    return cast(Validate, validator)
 
 
 def _invented(name: str) -> Credential:

@@ -163,7 +163,7 @@ A name that ends with a dot is a prefix.
 """
 
 _NO_SECURITY = "there is no authorization: every client that may connect can do everything"
-_NO_KERBEROS = "SASL has PLAIN and SCRAM, not GSSAPI"
+_NO_KERBEROS = "SASL has PLAIN, SCRAM and OAUTHBEARER, not GSSAPI"
 _ONLY_PEM = "keys and certificates are in PEM, where only ssl.key.password is possible"
 _ON_THIS_DISK = "all records are on this broker's own disk"
 
@@ -173,7 +173,7 @@ REFUSED: dict[str, str] = {
     "ssl.cipher.suites": "the cipher suites are OpenSSL's, as Python chooses them",
     "ssl.engine.factory.class": "TLS engines are Java classes",
     "sasl.kerberos.": _NO_KERBEROS,
-    "sasl.oauthbearer.": "SASL has PLAIN and SCRAM, not OAUTHBEARER",
+    "sasl.oauthbearer.": "a function of yours validates tokens: sasl.oauthbearer.validator",
     "sasl.jaas.config": "users of PLAIN are in listener.name.NAME.plain.sasl.jaas.config",
     "sasl.server.callback.handler.class": "callback handlers are Java classes",
     "security.": _NO_SECURITY,

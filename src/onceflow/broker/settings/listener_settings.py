@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig, SecurityConfig
+from onceflow.broker.security.sasl import OAUTHBEARER
 from onceflow.broker.settings.fixed import FIXED
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.security import OF_LISTENERS, SASL, SECURITY
@@ -40,6 +41,10 @@ def with_own_security(config: BrokerConfig, overrides: Mapping[str, Mapping[str,
                 f"{PREFIX}{listener.lower()}: {listener} is not one of the listeners {', '.join(names)}"
             )
     security = {name: _security(config, name, overrides.get(name, {})) for name in names}
+    for name, own in security.items():
+        has_sasl = config.listener_protocols.get(name, "").startswith("SASL_")
+        if has_sasl and OAUTHBEARER in own.sasl_mechanisms and own.bearer_validator is None:
+            raise SettingRefused(f"listeners: {name}: {OAUTHBEARER} needs sasl.oauthbearer.validator")
     return replace(config, listener_security={name: own for name, own in security.items() if own != config.security})
 
 

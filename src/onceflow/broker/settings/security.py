@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from onceflow.broker.security.principal_rules import parse_rules
-from onceflow.broker.security.sasl import PLAIN
-from onceflow.broker.settings.kinds import BYTES, COUNT, INT32_MAX, MS, MS_POSITIVE, Choice, Whole, Word
+from onceflow.broker.security.sasl import OAUTHBEARER, PLAIN
+from onceflow.broker.settings.kinds import BYTES, COUNT, IMPORT_PATH, INT32_MAX, MS, MS_POSITIVE, Choice, Whole, Word
 from onceflow.broker.settings.setting import Setting
 from onceflow.wire.scram import BY_NAME
 
@@ -192,7 +192,7 @@ SASL: tuple[Setting, ...] = (
     Setting(
         "sasl.enabled.mechanisms",
         "security.sasl_mechanisms",
-        Names((PLAIN, *BY_NAME)),
+        Names((PLAIN, *BY_NAME, OAUTHBEARER)),
         "Mechanisms that clients of listeners with SASL may use. Kafka's default is GSSAPI. Users of SCRAM are in the"
         " metadata log ('onceflow credential'), those of PLAIN in plain.sasl.jaas.config.",
     ),
@@ -203,6 +203,14 @@ SASL: tuple[Setting, ...] = (
         'Users of SASL/PLAIN, in Kafka\'s format: PlainLoginModule required user_NAME="PASSWORD" …; In Kafka it has'
         " always the prefix of a listener.",
         is_secret=True,
+    ),
+    Setting(
+        "sasl.oauthbearer.validator",
+        "security.bearer_validator",
+        IMPORT_PATH,
+        "Python function, as MODULE:NAME, that validates tokens of OAUTHBEARER: it takes a token and returns the user"
+        " and the token's end in seconds since 1970, or raises ValueError. It runs on the event loop. Required for"
+        " OAUTHBEARER. Onceflow only.",
     ),
     Setting(
         "connections.max.reauth.ms",
