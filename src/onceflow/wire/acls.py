@@ -17,6 +17,9 @@ CLUSTER_NAME = "kafka-cluster"
 class _Code(IntEnum):
     """A code of the protocol; an unknown one is UNKNOWN, as in Kafka."""
 
+    # An enum's own hash is that of its name, computed in Python: a decision takes hashes of several codes.
+    __hash__ = int.__hash__
+
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
         return cls(0) if isinstance(value, int) and value else None

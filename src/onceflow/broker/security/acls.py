@@ -27,6 +27,7 @@ ACLS_BYTES_MAX = 64 * 1024**2
 """Memory of all ACLs; a new one beyond it is refused."""
 BYTES_PER_ACL = 500
 HOST_ANY = WILDCARD
+_LITERAL, _PREFIXED = int(PatternType.LITERAL), int(PatternType.PREFIXED)
 
 IMPLYING: Mapping[AclOperation, frozenset[AclOperation]] = {
     AclOperation.DESCRIBE: frozenset((AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER)),
@@ -61,7 +62,7 @@ class Acls:
         self.changes = 0
         """Number of changes so far: what was derived from the ACLs is outdated when it differs."""
         self._ids: dict[AclBinding, uuid.UUID] = {}
-        self._entries: dict[AclPattern, _Entries] = {}
+        self._entries: dict[tuple[int, str, int], _Entries] = {}
         self._prefix_lengths: dict[ResourceType, dict[int, int]] = {of: {} for of in ResourceType}
         """Lengths of the names of prefixed patterns: length → number of patterns."""
         self._by_principal: dict[tuple[ResourceType, str], dict[uuid.UUID, AclBinding]] = {}
@@ -134,14 +135,15 @@ class Acls:
 
     def _matching(self, resource_type: ResourceType, name: str) -> Iterator[_Entries]:
         """Yield the entries of each pattern that matches the resource."""
+        # A plain tuple is equal to an AclPattern, and created faster.
         by_pattern = self._entries
         for literal in (name, WILDCARD):
-            entries = by_pattern.get(AclPattern(resource_type, literal, PatternType.LITERAL))
+            entries = by_pattern.get((resource_type, literal, _LITERAL))
             if entries is not None:
                 yield entries
         for length in self._prefix_lengths[resource_type]:
             if length <= len(name):
-                entries = by_pattern.get(AclPattern(resource_type, name[:length], PatternType.PREFIXED))
+                entries = by_pattern.get((resource_type, name[:length], _PREFIXED))
                 if entries is not None:
                     yield entries
 
