@@ -22,16 +22,12 @@ def _rows(cases: str, why: str, lines: Iterable[str]) -> list[Expected]:
 
 
 NOT_SERVED: tuple[int, ...] = (
-    17,
     34,
-    36,
     38,
     39,
     40,
     41,
     45,
-    50,
-    51,
     55,
     57,
     64,
