@@ -2,6 +2,7 @@
 
 import random
 import select
+import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -34,6 +35,7 @@ from onceflow.wire import apis, fetch, produce
 from onceflow.wire.apis import APIS
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_response, response_class
+from tests.broker.driven_broker import PoweredBroker, eventually
 from tests.broker.raw_client import (
     FETCH_VERSION,
     PRODUCE_VERSION,
@@ -268,6 +270,25 @@ def test_produce_beyond_its_quota_is_muted(broker: Broker) -> None:
         assert described(other)
         assert select.select([client.socket], [], [], 0) == ([], [], [])
         assert len(stored_batches(broker.bootstrap_servers, "t")) == 3
+
+
+def test_pipelined_produce_is_muted_before_its_sync(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests behind one beyond the quota are not accepted while that waits for the disk."""
+    with connected(powered.bootstrap) as client, connected(powered.bootstrap) as other:
+        other.create_topic("t")
+        alter(other, [(CLIENT_ID, "raw")], (PRODUCER_BYTE_RATE, 1000))
+        disk_syncs = threading.Event()
+        with monkeypatch.context() as slow:
+            slow.setattr("onceflow.testing.disk._FaultyFile.sync_data", lambda _file: disk_syncs.wait(10))
+            request = client.produce_request("t", 0, batch_of(b"x" * 900_000))
+            client.socket.sendall(request + request)
+            log = powered.log("t")
+            eventually(lambda: log.log_end_offset, "the first is appended")
+            assert described(other)
+            assert log.log_end_offset == 1
+            disk_syncs.set()
+        assert client.receive_produced().base_offset == 0
+        assert select.select([client.socket], [], [], 0.1) == ([], [], [])
 
 
 def test_fetch_beyond_its_quota_is_empty(broker: Broker) -> None:

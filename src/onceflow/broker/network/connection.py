@@ -325,6 +325,8 @@ class Connection(SendingHalf):
 
     def mute(self, seconds: float) -> None:
         """Accept no further request for this time; responses are sent."""
+        if not self.is_open:
+            return
         self._muted_until = max(self._loop.time() + seconds, self._muted_until or 0)
         if self._mute_timer is None:
             self._mute_timer = self._loop.call_later(seconds, self._unmute)

@@ -2,7 +2,8 @@
 
 A response is sent at once, with the time that its client should wait; the connection accepts no request meanwhile. The
 size of a Produce request counts, the size of a Fetch response, and the time that the event loop spends on a request. A
-Fetch that exceeds its quota gets an empty response, and its size does not count.
+Fetch that exceeds its quota gets an empty response, and its size does not count. A Produce request counts and mutes
+when it arrives, not when it is acknowledged: those behind it would be accepted meanwhile, which wait for the same sync.
 """
 
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ class Throttling:
             return
         limited = _Limited(self.usage, connection, api_key, version, correlation_id, client_id or "", len(frame))
         reply.limit = limited
+        limited.begin()
         handle(frame, reply, connection)
         limited.end()
 
@@ -91,6 +93,7 @@ class _Limited:
     __slots__ = (
         "_api_key",
         "_began_s",
+        "_bytes_ms",
         "_client_id",
         "_connection",
         "_correlation_id",
@@ -119,21 +122,28 @@ class _Limited:
         self._client_id = client_id
         self._size_bytes = size_bytes
         self.throttle_ms = 0
+        self._bytes_ms = 0
         self._seconds = 0.0
         self._began_s = perf_counter()
 
+    def begin(self) -> None:
+        """Count the size of a Produce request."""
+        if self._api_key == apis.PRODUCE:
+            user = self._connection.principal.name
+            self._bytes_ms = self._usage.record(PRODUCER_BYTE_RATE, user, self._client_id, self._size_bytes)
+
     def end(self) -> None:
-        """Take the time of the handler, which may respond later."""
+        """Take the time of the handler, which may respond later; mute the connection of a Produce until then, too."""
         self._seconds = perf_counter() - self._began_s
+        if self._bytes_ms:
+            self._connection.mute(self._bytes_ms / 1000)
 
     def throttled(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return the response with its throttle time, and mute the connection for it."""
         usage, user, client_id = self._usage, self._connection.principal.name, self._client_id
         size_bytes = 0
-        bytes_ms = 0
-        if self._api_key == apis.PRODUCE:
-            bytes_ms = usage.record(PRODUCER_BYTE_RATE, user, client_id, self._size_bytes)
-        elif self._api_key == apis.FETCH:
+        bytes_ms = self._bytes_ms
+        if self._api_key == apis.FETCH:
             size_bytes = sum(len(piece) if isinstance(piece, bytes) else piece.size_bytes for piece in pieces)
             bytes_ms = usage.record(CONSUMER_BYTE_RATE, user, client_id, size_bytes)
         request_ms = 0
