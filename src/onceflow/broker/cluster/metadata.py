@@ -128,6 +128,8 @@ class RegistryMetadata:
 
         ZooKeeper's disk is not the broker's: the reserve does not matter.
         """
+        if not isinstance(records[0], _STORED):
+            raise NotStored(f"{type(records[0]).__name__} is not stored in ZooKeeper")
         if self._failure is not None:
             raise TopicRefused(ErrorCode.not_controller, str(self._failure))
         if len(self._queue) >= CHANGES_QUEUED_MAX:
@@ -135,8 +137,6 @@ class RegistryMetadata:
                 ErrorCode.request_timed_out,
                 f"ZooKeeper has not applied the last {CHANGES_QUEUED_MAX} changes of topics yet; {Remedy.TRY_AGAIN}",
             )
-        if not isinstance(records[0], _STORED):
-            raise NotStored(f"{type(records[0]).__name__} is not stored in ZooKeeper")
         for record in records:
             self._topics.replay(record)
         self._enqueue([self._step(write) for write in self._writes(records)])
