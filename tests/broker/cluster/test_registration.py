@@ -93,7 +93,11 @@ def test_records_are_served_while_zookeeper_is_away(new_broker: NewBroker, tree:
     with new_broker(zookeeper_connect=through(link, tree)) as broker, connected(broker.bootstrap_servers) as admin:
         broker.create_topic("visits")
         session = tree.client.get(f"{tree.chroot}/controller")[1].ephemeralOwner
+        assert broker._run is not None and broker._run._server is not None
+        metadata = broker._run._server.node.metadata
+        assert not metadata.is_disconnected
         link.cut()
+        tree.await_that(lambda: metadata.is_disconnected)
         send_creation(admin, "clicks")
         with connected(broker.bootstrap_servers) as client:
             assert client.produce("visits", 0, batch_of(b"ann")).error_code == 0

@@ -98,6 +98,10 @@ class RegistryMetadata:
         self._load()
         registry.zookeeper.on_new_session = self._on_new_session
 
+    @property
+    def is_disconnected(self) -> bool:
+        return not self._registry.zookeeper.is_connected
+
     def _load(self) -> None:
         registry = self._registry
         seen = self._read(_raise)

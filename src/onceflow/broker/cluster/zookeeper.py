@@ -157,6 +157,11 @@ class ZooKeeper:
         return session
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a session with a connection. Any thread."""
+        return bool(self._client.connected)
+
+    @property
     def session_seconds(self) -> float:
         """Time after which ZooKeeper ends a session without messages, as requested."""
         return self._session_seconds

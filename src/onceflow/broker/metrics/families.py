@@ -26,6 +26,7 @@ GAUGES = {
     "open_transactions": "Transactions that are not ended.",
     "disk_full": "1 while records are refused because the disk is full.",
     "data_directory_lost": "1 if the data directory was deleted, renamed or replaced.",
+    "zookeeper_disconnected": "1 while a broker on ZooKeeper has no connection to it.",
 }
 """Gauges without labels: name in the snapshot → help."""
 

@@ -147,6 +147,7 @@ class Gathering:
             "housekeeping_failures": housekeeping.failures + cleaner.failures,
             "disk_full": node.disk.is_full,
             "data_directory_lost": node.is_lost,
+            "zookeeper_disconnected": node.metadata.is_disconnected,
         }
 
 

@@ -44,6 +44,10 @@ class MetadataStore(Protocol):
     def partitions(self) -> Sequence[Partition]:
         """The partitions of its own log."""
 
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether ZooKeeper cannot be reached at present."""
+
     def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
         """Store and replay a change of the topics. Raises LogError, TopicRefused."""
 
@@ -74,6 +78,9 @@ class MetadataStore(Protocol):
 
 class MetadataLog:
     """Stores every change of the cluster's metadata and replays it, at run time and at start."""
+
+    is_disconnected = False
+    """It needs no ZooKeeper."""
 
     def __init__(
         self,
