@@ -411,9 +411,7 @@ class TopicOperations:
                 )
 
         def files_deleted(left: set[str]) -> None:
-            finished = [topic.name for topic in deleted if topic.name not in left]
-            self._topics.being_deleted.difference_update(finished)
-            self._metadata.finish_deletions(finished)
+            self._release_names([topic.name for topic in deleted if topic.name not in left])
             message = f"its files could not be deleted; {Remedy.RESTART_BROKER}"
             kept = (ErrorCode.kafka_storage_error, message)
             respond([(topic, *kept) if topic.name in left else (topic, code, why) for topic, code, why in results])
@@ -431,6 +429,11 @@ class TopicOperations:
         for partition in self._partitions.withdraw(topic.name):
             self._group_commit.forget(partition)
         return topic, ErrorCode.none, None
+
+    def _release_names(self, deleted: Sequence[str]) -> None:
+        """Allow the names of deleted topics to be used again."""
+        self._topics.being_deleted.difference_update(deleted)
+        self._metadata.finish_deletions(deleted)
 
 
 def _take(charge: Charge | None, partitions: int) -> None:
