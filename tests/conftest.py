@@ -81,11 +81,8 @@ SPARK_GROUPS = {
 """Groups of tests that share a Spark session, about as long as each other; all others are the group `pipeline`."""
 
 
-GROUPS = {
-    "zookeeper": ("tests/broker/cluster/",),
-    "browser": ("tests/dashboard/test_", "tests/clicks/ingest/test_script.py"),
-}
-"""Modules that share a server or a browser."""
+ON_ZOOKEEPER = "tests/broker/cluster/"
+"""Modules that share one ZooKeeper."""
 
 APART = ("tests/broker/simulation/", "tests/end_to_end/", "tests/spark/test_crash_points.py")
 """Modules of long tests, each of which goes to any worker."""
@@ -98,10 +95,12 @@ class SparkTogether(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        groups, module = GROUPS, nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
         if SHARED_SPARK in nodeid:
-            groups, module = SPARK_GROUPS, "pipeline"
-        return next((group for group, beginnings in groups.items() if nodeid.startswith(beginnings)), module)
+            groups = (group for group, beginnings in SPARK_GROUPS.items() if nodeid.startswith(beginnings))
+            return next(groups, "pipeline")
+        if nodeid.startswith(ON_ZOOKEEPER):
+            return "zookeeper"
+        return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -355,9 +354,9 @@ CHROMIUM_ARGUMENTS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """One chromium for all tests."""
+    """One chromium for the tests of a module; until it is closed, its event loop is the main thread's."""
     from playwright.sync_api import expect, sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
