@@ -12,8 +12,8 @@ from onceflow.broker.handlers.sliced_responses import Element, once_durable, res
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.security.acls import ACLS_BYTES_MAX, Acls, size_of
+from onceflow.broker.topics.metadata_log import record_changes
 from onceflow.broker.topics.records import AclRecord, MetadataRecord, RemoveAclRecord
-from onceflow.log.errors import LogError
 from onceflow.wire import apis
 from onceflow.wire.acls import (
     CLUSTER_NAME,
@@ -131,7 +131,7 @@ def handle_create(node: Node, request: Request) -> None:
             else:
                 created[binding] = AclRecord(uuid.uuid4(), binding)
         results.append(refusal or _CREATED)
-    failure = _record(node, list(created.values()))
+    failure = record_changes(node.metadata, list(created.values()))
 
     def respond(error_code: ErrorCode) -> None:
         request.respond(
@@ -181,16 +181,6 @@ def _refusal(binding: AclBinding) -> Result | None:
             " from the principal name)"
         )
     return None if reason is None else (ErrorCode.invalid_request, reason)
-
-
-def _record(node: Node, records: Sequence[MetadataRecord]) -> ErrorCode:
-    """Append and replay the records; return the error of the log."""
-    if records:
-        try:
-            node.metadata.record(records)
-        except LogError as error:
-            return error.error_code
-    return ErrorCode.none
 
 
 class _Selected(NamedTuple):
@@ -249,7 +239,7 @@ def _delete(node: Node, request: Request, selections: Sequence[_Selected]) -> No
         for selected in selections
     ]
     acl_ids = dict.fromkeys(acl_id for _selected, deleted in results for acl_id, _binding in deleted)
-    failure = _record(node, [RemoveAclRecord(acl_id) for acl_id in acl_ids])
+    failure = record_changes(node.metadata, [RemoveAclRecord(acl_id) for acl_id in acl_ids])
 
     def respond(error_code: ErrorCode) -> None:
         code = failure or error_code

@@ -7,8 +7,8 @@ from typing import Any
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.security.credentials import CredentialKey, Outcome, Upsertion
+from onceflow.broker.topics.metadata_log import record_changes
 from onceflow.broker.topics.records import MetadataRecord, RemoveUserScramRecord, UserScramRecord
-from onceflow.log.errors import LogError
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
@@ -71,12 +71,7 @@ def handle_alter(node: Node, request: Request) -> None:
         RemoveUserScramRecord(key) if credential is None else UserScramRecord(key, credential)
         for key, credential in changes.items()
     ]
-    failure = ErrorCode.none
-    if records:
-        try:
-            node.metadata.record(records)
-        except LogError as error:
-            failure = error.error_code
+    failure = record_changes(node.metadata, records)
 
     def respond(error_code: ErrorCode) -> None:
         request.respond(

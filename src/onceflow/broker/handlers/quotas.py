@@ -22,10 +22,10 @@ from onceflow.broker.security.client_quotas import (
     refusal_of_entity,
     refusal_of_value,
 )
+from onceflow.broker.topics.metadata_log import record_changes
 from onceflow.broker.topics.operations import Charge
 from onceflow.broker.topics.records import ClientQuotaRecord
 from onceflow.errors import OnceflowError
-from onceflow.log.errors import LogError
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, append_string
@@ -147,7 +147,7 @@ def handle_alter(node: Node, request: Request) -> None:
             added |= {entity} if is_new else set()
             records += _changes(node.throttling.quotas, entity, entry.ops)
             results[entity] = (types, ErrorCode.none, None)
-    failure = _record(node, records if not body.validate_only else ())
+    failure = record_changes(node.metadata, records if not body.validate_only else ())
 
     def respond(error_code: ErrorCode) -> None:
         request.respond(entries=[_altered(result, failure or error_code) for result in results.values()])
@@ -171,15 +171,6 @@ def _changes(quotas: ClientQuotas, entity: Entity, ops: Any) -> Iterator[ClientQ
         value = None if op.remove else op.value
         if present.get(op.key) != value:
             yield ClientQuotaRecord(entity, op.key, value)
-
-
-def _record(node: Node, records: Sequence[ClientQuotaRecord]) -> ErrorCode:
-    if records:
-        try:
-            node.metadata.record(records)
-        except LogError as error:
-            return error.error_code
-    return ErrorCode.none
 
 
 def _altered(result: Result, failure: ErrorCode) -> dict[str, Any]:

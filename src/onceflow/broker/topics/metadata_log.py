@@ -76,6 +76,16 @@ class MetadataStore(Protocol):
         """End after the logs are closed."""
 
 
+def record_changes(metadata: MetadataStore, records: Sequence[MetadataRecord]) -> ErrorCode:
+    """Record the changes of one request, if it has any; return the error of the log."""
+    if records:
+        try:
+            metadata.record(records)
+        except LogError as error:
+            return error.error_code
+    return ErrorCode.none
+
+
 class MetadataLog:
     """Stores every change of the cluster's metadata and replays it, at run time and at start."""
 
