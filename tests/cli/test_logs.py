@@ -28,8 +28,9 @@ def entries(*words: str) -> list[dict[str, Any]]:
         (("broker", "--data", "/proc/x"), "cannot use --data /proc/x: "),
         (("brok",), "No such command 'brok'. Did you mean 'broker'?"),
         (("verify", "--topic"), "Option '--topic' requires an argument."),
+        (("verify", "--redis", "redis://127.0.0.1:1/1"), "inconclusive: failed to read "),
     ],
-    ids=["error", "command", "option"],
+    ids=["error", "command", "option", "own exit code"],
 )
 def test_errors_are_json(words: tuple[str, ...], message: str) -> None:
     (entry,) = entries(*words)

@@ -5,7 +5,6 @@ quickly and the base install works without Spark. `main` turns errors into the e
 """
 
 import importlib
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import click
 
 from onceflow import __version__
 from onceflow.cli.command_group import Commands
-from onceflow.cli.logs import FORMATS, is_json, print_line, use_format
+from onceflow.cli.logs import FORMATS, is_json, print_error, use_format
 from onceflow.errors import OnceflowError, missing_package
 
 COMMANDS = {
@@ -211,22 +210,22 @@ def main() -> None:
         _show(error)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        print_line("onceflow: interrupted", logging.ERROR)
+        print_error("onceflow: interrupted")
         sys.exit(130)
     except UnicodeEncodeError as error:
         # A name typed in another encoding, or a terminal that cannot show its characters.
         shown = ascii(error.object[:SHOWN_CHARACTERS_MAX])
-        print_line(f"onceflow: {shown} cannot be written as {error.encoding}: {error.reason}", logging.ERROR)
+        print_error(f"onceflow: {shown} cannot be written as {error.encoding}: {error.reason}")
         sys.exit(1)
     except (OnceflowError, OSError) as error:
         # An OSError names its file or address.
-        print_line(f"onceflow: {error}", logging.ERROR)
+        print_error(f"onceflow: {error}")
         sys.exit(1)
 
 
 def _show(error: click.ClickException) -> None:
     """Print a wrong usage; text has the command's usage above the message."""
     if is_json():
-        print_line(f"onceflow: {error.format_message()}", logging.ERROR)
+        print_error(f"onceflow: {error.format_message()}")
     else:
         error.show()

@@ -50,6 +50,11 @@ def is_json() -> bool:
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
+def print_error(text: str) -> None:
+    """Print an error on standard error, in the format of the log."""
+    print_line(text, logging.ERROR)
+
+
 def print_line(text: str, level: int = logging.INFO) -> None:
     """Print a text on standard error, in the format of the log."""
     if is_json():

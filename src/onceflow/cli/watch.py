@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from onceflow.cli.alerts import Alerts, Change, Condition, duration_s, parse
+from onceflow.cli.logs import print_error
 from onceflow.cli.options import bootstrap_option, json_option, redis_options
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.status import read_status
@@ -140,4 +141,4 @@ def _post(webhook: str, document: str) -> None:
             reason = error
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
-    click.echo(f"webhook at {urlsplit(webhook).hostname}: {POST_ATTEMPTS} attempts failed: {reason}", err=True)
+    print_error(f"webhook at {urlsplit(webhook).hostname}: {POST_ATTEMPTS} attempts failed: {reason}")

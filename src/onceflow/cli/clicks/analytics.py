@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onceflow.cli.logs import print_error, print_line
 from onceflow.cli.options import json_option, layout_options, redis_options
 from onceflow.cli.output import print_rows, stdout_may_close, table
 from onceflow.cli.times import duration_ms, moment_ms
@@ -174,7 +175,7 @@ def user(uid: str, as_json: bool, redis_url: str, hash_key: str) -> None:
     with _open(redis_url, hash_key) as analytics:
         result = analytics.user(uid)
     if result is None:
-        click.echo(f"onceflow: {uid} has no counted event in {hash_key}", err=True)
+        print_error(f"onceflow: {uid} has no counted event in {hash_key}")
         click.get_current_context().exit(1)
     if as_json:
         click.echo(json.dumps(asdict(result), ensure_ascii=False))
@@ -191,7 +192,7 @@ def _print(result: Sequence[Any], layout: str | None) -> None:
             print_rows(rows, layout)
             return
         if not rows:
-            click.echo("nothing in this time range", err=True)
+            print_line("nothing in this time range")
             return
         shown = [name for name in rows[0] if name != "users_exact" and any(row[name] is not None for row in rows)]
         headings = [name.removesuffix("_ms") for name in shown]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from onceflow.cli.logs import print_error, print_line
 from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import counted, stdout_may_close
@@ -114,7 +115,7 @@ def generate(
     if as_json:
         click.echo(json.dumps({"topic": topic, "sent": writer.delivered, "complete": is_complete}))
     else:
-        click.echo(f"{counted(writer.delivered, 'event')} acknowledged by {bootstrap} in topic {topic}", err=True)
+        print_line(f"{counted(writer.delivered, 'event')} acknowledged by {bootstrap} in topic {topic}")
     if not is_complete:
         click.get_current_context().exit(INTERRUPTED)
 
@@ -286,7 +287,7 @@ def replay(
     document = _document(progress, rejects, topic, seconds)
     click.echo(json.dumps(document) if as_json else _summary(document, progress))
     if not progress.is_complete:
-        click.echo(f"onceflow: interrupted; the same command with --skip {progress.position} resumes", err=True)
+        print_error(f"onceflow: interrupted; the same command with --skip {progress.position} resumes")
         click.get_current_context().exit(INTERRUPTED)
 
 

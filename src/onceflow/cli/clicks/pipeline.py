@@ -13,6 +13,7 @@ from onceflow.cli import missing_extra
 from onceflow.cli.clicks.archive import CHECKPOINT, TRIGGER
 from onceflow.cli.clicks.job_options import CHECKPOINTS, job_options, job_settings, to_master
 from onceflow.cli.clicks.results import totals
+from onceflow.cli.logs import print_error
 from onceflow.cli.metrics import metrics_options, serving_metrics
 from onceflow.cli.notes import note, progress_bar, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
@@ -256,13 +257,13 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, record: bo
             verdict = verifying.verify(bootstrap, topic, redis_url, hash_key, security(), on_progress=advance)
         text = json.dumps(verdict.as_json(), ensure_ascii=False) if as_json else _format_verdict(verdict)
     except OnceflowError as error:
-        click.echo(f"onceflow: inconclusive: {error}", err=True)
+        print_error(f"onceflow: inconclusive: {error}")
         click.get_current_context().exit(2)
     except ModuleNotFoundError as error:
-        click.echo(f"onceflow: inconclusive: {missing_extra('verify', error)}", err=True)
+        print_error(f"onceflow: inconclusive: {missing_extra('verify', error)}")
         click.get_current_context().exit(2)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1, which means "different" here.
-        click.echo(f"onceflow: inconclusive: verify itself failed ({type(error).__name__}: {error})", err=True)
+        print_error(f"onceflow: inconclusive: verify itself failed ({type(error).__name__}: {error})")
         click.get_current_context().exit(2)
     with stdout_may_close():
         click.echo(text)
@@ -279,7 +280,7 @@ def _record(verdict: "Verdict", redis_url: str) -> None:
     try:
         verdict.recorded(int(time.time() * 1000)).record(redis_url, Keys(verdict.hash_key))
     except NotRecorded as error:
-        click.echo(f"onceflow: {error}", err=True)
+        print_error(f"onceflow: {error}")
         click.get_current_context().exit(2 if verdict.is_equal else 1)
 
 

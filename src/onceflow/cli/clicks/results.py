@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onceflow.cli.logs import print_error, print_line
 from onceflow.cli.options import bootstrap_option, json_option, redis_options, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.record_layout import to_layout
@@ -102,7 +103,7 @@ def _print_user(document: dict[str, Any], hash_key: str, *, as_json: bool) -> No
     elif document["clicks"] is not None:
         click.echo(str(document["clicks"]))
     if document["clicks"] is None:
-        click.echo(f"onceflow: {document['uid']} has no counted event in {hash_key}", err=True)
+        print_error(f"onceflow: {document['uid']} has no counted event in {hash_key}")
         click.get_current_context().exit(1)
 
 
@@ -119,7 +120,7 @@ def _open_live(redis_url: str, hash_key: str, bootstrap: str, topic: str, top: i
         while live.is_starting and version != live.version:
             version, view = live.version, live.wait_until_live(LIVE_IDLE_S)
         if view.snapshot is None:
-            click.echo(f"onceflow: only counted numbers: {view.reason}", err=True)
+            print_error(f"onceflow: only counted numbers: {view.reason}")
         yield live
     finally:
         live.close()
@@ -144,7 +145,7 @@ def _export(results: "Results", layout: str) -> None:
     """Print all users to standard output, and their micro-batch to standard error."""
     marker, users = results.users()
     offsets = json.dumps(marker.offsets)
-    click.echo(f"{counted(len(users), 'user')} as of micro-batch {marker.batch}, offsets {offsets}", err=True)
+    print_line(f"{counted(len(users), 'user')} as of micro-batch {marker.batch}, offsets {offsets}")
     ordered = sorted(users.items(), key=lambda entry: (-entry[1], entry[0]))
     if layout == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -220,7 +221,7 @@ def dead(count: int, layout: "Layout | None", as_json: bool, redis_url: str, has
     refuse_other_job(hash_key, marker, "'dead' knows only the events that 'onceflow run' refuses")
     topics = list(marker.offsets)
     if not pointers:
-        click.echo("no bad events so far", err=True)
+        print_line("no bad events so far")
         return
     with open_cluster(bootstrap) as cluster, stdout_may_close():
         for pointer, record in dead_records(cluster, topics[0], pointers):
@@ -228,7 +229,7 @@ def dead(count: int, layout: "Layout | None", as_json: bool, redis_url: str, has
             if layout is not None and record is not None:
                 sys.stdout.buffer.write(layout(topics[0], pointer.partition, record))
             elif layout is not None:
-                click.echo(_dead_line(document), err=True)
+                print_line(_dead_line(document))
             else:
                 click.echo(json.dumps(document, ensure_ascii=False) if as_json else _dead_line(document))
         sys.stdout.flush()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from onceflow.cli.logs import print_line
 from onceflow.cli.options import DASHBOARD_PORT, DEMO_DIRECTORY, DEMO_LOG_BYTES, refuse_together
 from onceflow.cli.refusals import confirm
 from onceflow.errors import OnceflowError
@@ -128,5 +129,5 @@ def _delete_except_checkpoints(directory: Path) -> list[str]:
             shutil.rmtree(path)
         else:
             path.unlink()
-    click.echo(f"kept: {directory / CHECKPOINTS}, checkpoints of 'onceflow run', whose counts are elsewhere", err=True)
+    print_line(f"kept: {directory / CHECKPOINTS}, checkpoints of 'onceflow run', whose counts are elsewhere")
     return [str(path) for path in deleted]

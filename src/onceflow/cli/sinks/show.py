@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.command_group import Commands
+from onceflow.cli.logs import print_line
 from onceflow.cli.options import bootstrap_option, json_option, redis_options
 from onceflow.cli.output import stdout_may_close, table
 from onceflow.cli.security import open_cluster
@@ -200,7 +201,7 @@ def _print_kafka(state: "KafkaSinkState") -> None:
 
 def _print_none(at: "CheckpointState | None", name: str | None, bootstrap: str, marker_topic: str) -> None:
     which = ("" if name is None else f" named {name}") + ("" if at is None else f" of query {at.query}")
-    click.echo(f"no Kafka sink{which} has a marker in {marker_topic} at {bootstrap}", err=True)
+    print_line(f"no Kafka sink{which} has a marker in {marker_topic} at {bootstrap}")
 
 
 # Shared by both kinds
