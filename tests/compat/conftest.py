@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import kafka
 from onceflow.testing import BrokerProcess
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
 from tests.compat.java_programs import JavaPrograms
 from tests.compat.kafka_tools import KafkaTools, Peers
 
@@ -83,3 +84,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, *command], check=True, timeout=120)
     (built,) = directory.glob("onceflow-*.whl")
     return built
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
+    """Start a ZooKeeper."""
+    tool("java", "apt install default-jdk-headless")
+    classpath = jars()
+    if classpath is None:
+        pytest.skip("no jars of ZooKeeper: install Maven (apt install maven) and let it reach Maven Central")
+    directory = tmp_path / "zookeeper"
+    directory.mkdir()
+    with ZooKeeperProcess(directory, classpath) as running:
+        yield running

@@ -2,11 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from benchmarks import kafka
 from onceflow import services
@@ -15,9 +12,9 @@ from onceflow.client.cluster import Cluster
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from tests.broker.cluster.conftest import Tree
-from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
 from tests.broker.raw_client import connected, milliseconds
-from tests.compat.conftest import kafka_jars, tool
+from tests.compat.conftest import kafka_jars
 
 VERSION = "3.9.1"
 PROPERTIES = """\
@@ -44,19 +41,6 @@ class KafkaOnZooKeeper(kafka.KafkaProcess):
         self.directory.mkdir()
         text = PROPERTIES.format(port=self.port, connect=self._connect, directory=self.directory / "data")
         self._properties.write_text(text)
-
-
-@pytest.fixture
-def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
-    """Start a ZooKeeper."""
-    tool("java", "apt install default-jdk-headless")
-    classpath = jars()
-    if classpath is None:
-        pytest.skip("no jars of ZooKeeper: install Maven (apt install maven) and let it reach Maven Central")
-    directory = tmp_path / "zookeeper"
-    directory.mkdir()
-    with ZooKeeperProcess(directory, classpath) as running:
-        yield running
 
 
 def act(bootstrap: str, tree: Tree) -> None:

@@ -2,16 +2,15 @@
 
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from tests.broker.cluster.conftest import Tree
-from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
 from tests.broker.raw_client import batch_of, connected
-from tests.compat.conftest import kafka_jars, tool
+from tests.compat.conftest import kafka_jars
 from tests.compat.java_programs import environment
 
 VERSION = "2.8.2"
@@ -20,18 +19,11 @@ RunTool = Callable[..., str]
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[Tree]:
-    """Start a ZooKeeper."""
-    tool("java", "apt install default-jdk-headless")
-    classpath = jars()
-    if classpath is None:
-        pytest.skip("no jars of ZooKeeper: install Maven (apt install maven) and let it reach Maven Central")
-    directory = tmp_path / "zookeeper"
-    directory.mkdir()
-    with ZooKeeperProcess(directory, classpath) as running:
-        opened = Tree(running.address, "/kafka")
-        yield opened
-        opened.close()
+def tree(zookeeper: ZooKeeperProcess) -> Iterator[Tree]:
+    """The nodes below a chroot."""
+    opened = Tree(zookeeper.address, "/kafka")
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
