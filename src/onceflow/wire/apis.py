@@ -11,6 +11,10 @@ PRODUCE = 0
 FETCH = 1
 LIST_OFFSETS = 2
 METADATA = 3
+LEADER_AND_ISR = 4
+STOP_REPLICA = 5
+UPDATE_METADATA = 6
+CONTROLLED_SHUTDOWN = 7
 OFFSET_COMMIT = 8
 OFFSET_FETCH = 9
 FIND_COORDINATOR = 10
@@ -49,6 +53,7 @@ DESCRIBE_CLIENT_QUOTAS = 48
 ALTER_CLIENT_QUOTAS = 49
 DESCRIBE_USER_SCRAM_CREDENTIALS = 50
 ALTER_USER_SCRAM_CREDENTIALS = 51
+ALTER_PARTITION = 56
 DESCRIBE_CLUSTER = 60
 DESCRIBE_PRODUCERS = 61
 DESCRIBE_TRANSACTIONS = 65
@@ -130,6 +135,19 @@ _ROWS = (
 APIS: Mapping[int, Api] = MappingProxyType(
     {row[0]: Api(*row, advertised_min=0 if row[0] == PRODUCE else row[2]) for row in _ROWS}
 )
+
+_INTER_BROKER_ROWS = (
+    (LEADER_AND_ISR, "LeaderAndIsr", 7, 7, 4),
+    (STOP_REPLICA, "StopReplica", 4, 4, 2),
+    (UPDATE_METADATA, "UpdateMetadata", 8, 8, 6),
+    (CONTROLLED_SHUTDOWN, "ControlledShutdown", 3, 3, 3),
+    (ALTER_PARTITION, "AlterPartition", 3, 3, 0),
+)
+
+INTER_BROKER_APIS: Mapping[int, Api] = MappingProxyType(
+    {row[0]: Api(*row, advertised_min=row[2]) for row in _INTER_BROKER_ROWS}
+)
+"""Requests between the brokers of a cluster on ZooKeeper, in the versions of inter.broker.protocol.version 3.9."""
 
 _PAGE = """\
 # Protocol

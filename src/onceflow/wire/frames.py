@@ -9,7 +9,7 @@ where flexible, except that an ApiVersions response has 0 always, since a client
 import io
 import struct
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_writer
 from typing_extensions import Buffer
 
-from onceflow.wire import list_offsets_v0
+from onceflow.wire import inter_broker, list_offsets_v0
 from onceflow.wire.apis import API_VERSIONS, APIS, Api
 from onceflow.wire.entities import NO_LIMITS, Limits, read_entity, read_entity_in_steps
 from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
@@ -48,15 +48,15 @@ class RequestHeader:
     """Maximum number of tagged fields in each section of the request."""
 
 
-def read_request_header(frame: memoryview, tags_max: int = TAGS_MAX) -> RequestHeader:
+def read_request_header(frame: memoryview, tags_max: int = TAGS_MAX, served: Mapping[int, Api] = APIS) -> RequestHeader:
     """Read the header of a request; `frame` is without its size. `tags_max` bounds each of its sections of tagged
     fields.
 
-    Raises UnsupportedVersion, with the correlation id, for what `apis.APIS` does not serve, and MalformedFrame.
+    Raises UnsupportedVersion, with the correlation id, for what is not in `served`, and MalformedFrame.
     """
     try:
         api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame, 0)
-        api = APIS.get(api_key)
+        api = served.get(api_key)
         if api is None or not api.version_min <= version <= api.version_max:
             raise UnsupportedVersion(api_key, version, correlation_id=correlation_id)
         client_id, position = read_nullable_string(frame, REQUEST_HEADER.size, flexible=False)
@@ -177,7 +177,7 @@ def request_class(api_key: int, version: int) -> type[Any]:
     """Return kio's class of a request's body."""
     if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
         return list_offsets_v0.ListOffsetsRequest
-    return load_request_schema(api_key, version)
+    return inter_broker.REQUESTS.get((api_key, version)) or load_request_schema(api_key, version)
 
 
 @cache
@@ -185,7 +185,7 @@ def response_class(api_key: int, version: int) -> type[Any]:
     """Return kio's class of a response's body."""
     if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
         return list_offsets_v0.ListOffsetsResponse
-    return load_response_schema(api_key, version)
+    return inter_broker.RESPONSES.get((api_key, version)) or load_response_schema(api_key, version)
 
 
 @cache
