@@ -18,8 +18,8 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_writer
 from typing_extensions import Buffer
 
-from onceflow.wire import inter_broker, list_offsets_v0
-from onceflow.wire.apis import API_VERSIONS, APIS, Api
+from onceflow.wire import list_offsets_v0
+from onceflow.wire.apis import API_VERSIONS, APIS, INTER_BROKER_APIS, Api
 from onceflow.wire.entities import NO_LIMITS, Limits, read_entity, read_entity_in_steps
 from onceflow.wire.errors import ErrorCode, MalformedFrame, UnsupportedVersion
 from onceflow.wire.primitives import SHORT_OF_BYTES, TAGS_MAX, append_string, read_nullable_string, skip_tags
@@ -177,7 +177,13 @@ def request_class(api_key: int, version: int) -> type[Any]:
     """Return kio's class of a request's body."""
     if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
         return list_offsets_v0.ListOffsetsRequest
-    return inter_broker.REQUESTS.get((api_key, version)) or load_request_schema(api_key, version)
+    if api_key in INTER_BROKER_APIS:
+        # Imported here: its classes take longer to create than all other modules of this package.
+        from onceflow.wire import inter_broker
+
+        if (api_key, version) in inter_broker.REQUESTS:
+            return inter_broker.REQUESTS[api_key, version]
+    return load_request_schema(api_key, version)
 
 
 @cache
@@ -185,7 +191,13 @@ def response_class(api_key: int, version: int) -> type[Any]:
     """Return kio's class of a response's body."""
     if (api_key, version) == list_offsets_v0.KEY_AND_VERSION:
         return list_offsets_v0.ListOffsetsResponse
-    return inter_broker.RESPONSES.get((api_key, version)) or load_response_schema(api_key, version)
+    if api_key in INTER_BROKER_APIS:
+        # Imported here: its classes take longer to create than all other modules of this package.
+        from onceflow.wire import inter_broker
+
+        if (api_key, version) in inter_broker.RESPONSES:
+            return inter_broker.RESPONSES[api_key, version]
+    return load_response_schema(api_key, version)
 
 
 @cache
