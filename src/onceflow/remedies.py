@@ -144,6 +144,7 @@ class Remedy(StrEnum):
     MORE_TIME = "increase the timeout"
     TRUSTED_FILE = "set ssl.truststore.location to a file of trusted certificates"
     USER_PASSWORD = "check sasl.jaas.config"
+    NEW_TOKEN = "put a valid token into {file}"
     DELETE_TOPIC = "delete it"
     OTHER_TOPIC_NAME = "choose another name"
     LARGER_BATCHES = "allow more with batch_bytes_max"

@@ -11,9 +11,9 @@ import pytest
 from onceflow.client.addresses import Address
 from onceflow.client.authentication import AuthenticationFailed, authenticate
 from onceflow.client.cluster import Cluster
-from onceflow.client.errors import BrokerUnreachable, NotKafka, NotTrusted
+from onceflow.client.errors import BrokerUnreachable, InvalidSecurity, NotKafka, NotTrusted
 from onceflow.client.requests import Build
-from onceflow.client.security import InvalidSecurity, Sasl, Security, read_security
+from onceflow.client.security import Sasl, Security, read_security
 from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
 from onceflow.wire.apis import SASL_HANDSHAKE
@@ -25,6 +25,7 @@ Secured = Callable[..., Cluster]
 
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ada" password="a\\"b;";'
 PLAIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+BEARER = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
 TLS = {"security.protocol": "SSL"}
 
 
@@ -166,6 +167,17 @@ WRONG: list[tuple[dict[str, str], str]] = [
         "names .*PlainLoginModule, but .* requires",
     ),
     (PLAIN | {"sasl.jaas.config": JAAS.replace("username", "user")}, "has password, user; it requires"),
+    (
+        PLAIN | {"sasl.oauthbearer.token.endpoint.url": "file:///t", "sasl.jaas.config": JAAS},
+        "token.endpoint.url has no effect with sasl.mechanism=PLAIN",
+    ),
+    (BEARER, "sasl.oauthbearer.token.endpoint.url is required: the URL of a file"),
+    (BEARER | {"sasl.oauthbearer.token.endpoint.url": "https://h/t"}, "='https://h/t' is not the URL of a file"),
+    (
+        BEARER | {"sasl.jaas.config": JAAS},
+        "names .*, but .* requires .*OAuthBearerLoginModule required;",
+    ),
+    (BEARER | {"sasl.jaas.config": 'OAuthBearerLoginModule required scope="x";'}, "options without effect: scope"),
     (TLS | {"ssl.truststore.type": "JKS"}, "ssl.truststore.type=JKS is not PEM; 'keytool -importkeystore"),
     (TLS | {"ssl.truststore.location": "/nowhere"}, "ssl.truststore.location=/nowhere: No such file"),
     (TLS | {"ssl.truststore.certificates": "x"}, "ssl.truststore or ssl.keystore cannot be used"),

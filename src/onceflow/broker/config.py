@@ -48,6 +48,13 @@ class SecurityConfig:
     """Passwords of the users of SASL/PLAIN."""
     bearer_validator: str | None = None
     """`module:name` of the function that validates tokens of SASL/OAUTHBEARER (security.sasl.Validate)."""
+    bearer_keys_file: str | None = None
+    """File with the public keys that sign these tokens, in place of a validator (security.jwks)."""
+    bearer_audiences: tuple[str, ...] = ()
+    bearer_issuer: str | None = None
+    bearer_scope_claim: str = "scope"
+    bearer_user_claim: str = "sub"
+    bearer_clock_skew_seconds: int = 30
     reauthentication_ms_max: int = 0
     """Time after which a SASL client must authenticate again; 0: never."""
 

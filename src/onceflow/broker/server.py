@@ -28,7 +28,7 @@ from onceflow.broker.handlers import metadata as metadata_handler
 from onceflow.broker.handlers import produce as produce_handler
 from onceflow.broker.handlers import quotas as quota_handlers
 from onceflow.broker.handlers import topics as topic_handlers
-from onceflow.broker.handlers.authentication import Authenticator, check_validators
+from onceflow.broker.handlers.authentication import Authenticator, new_validator
 from onceflow.broker.loop.watch import LoopWatch
 from onceflow.broker.network.connection import Connection, Handle
 from onceflow.broker.network.listener import Listener, Serving
@@ -36,6 +36,7 @@ from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import DecodedRequest, Request
 from onceflow.broker.node import Node
 from onceflow.broker.security.permissions import WHOLE_REQUESTS
+from onceflow.broker.security.sasl import Validate
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
 from onceflow.wire import apis
@@ -120,6 +121,8 @@ class Broker:
         self._ticks = 0
         self._watch: LoopWatch | None = None
         self._exporter: Exporter | None = None
+        self._validators: dict[str, Validate | None] = {}
+        """Validators of tokens, by the listeners with SASL."""
 
     @property
     def port(self) -> int:
@@ -134,15 +137,15 @@ class Broker:
     async def start(self) -> None:
         """Recover the data and listen.
 
-        Raises CannotListen, InvalidTls, DataDirectoryRefused, OSError, and ModuleNotFoundError without the package for
-        metrics.
+        Raises CannotListen, InvalidTls, UnusableValidator, UnusableKeys, DataDirectoryRefused, OSError, and
+        ModuleNotFoundError without the package for metrics or for tokens.
         """
         clock = self._clock or SystemClock()
         self._listener = Listener(self.config, clock)
         try:
             self.endpoints = self._listener.endpoints
             self._exporter = self._new_exporter()
-            check_validators(self.config)
+            self._validators = self._new_validators()
             self._node = Node.open(replace(self.config, listeners=self.endpoints), disk=self._disk, clock=clock)
         except BaseException:
             self._listener.close()
@@ -166,13 +169,19 @@ class Broker:
 
         return Exporter(self.config.metrics_host, self.config.metrics_port)
 
-    def _start_serving(self, listener: Listener, node: Node) -> None:
-        security = {
-            endpoint.listener: self.config.security_of(endpoint.listener)
-            for endpoint in self.endpoints
-            if self.config.listener_protocols[endpoint.listener].startswith("SASL_")
+    def _new_validators(self) -> dict[str, Validate | None]:
+        names = [endpoint.listener for endpoint in self.endpoints]
+        return {
+            name: new_validator(name, self.config.security_of(name))
+            for name in names
+            if self.config.listener_protocols[name].startswith("SASL_")
         }
-        authenticators = {name: Authenticator(node, own, self._handle, self._decode) for name, own in security.items()}
+
+    def _start_serving(self, listener: Listener, node: Node) -> None:
+        authenticators = {
+            name: Authenticator(node, self.config.security_of(name), validate, self._handle, self._decode)
+            for name, validate in self._validators.items()
+        }
         logins: dict[str, Serving] = {name: (login.handle, login.decode) for name, login in authenticators.items()}
         take_connection = node.throttling.usage.take_connection
         if self._exporter is None:

@@ -121,6 +121,7 @@ PACKAGE_EXTRAS = {
     "prometheus_client": ("metrics", "dashboard"),
     "duckdb": ("archive",),
     "kazoo": ("cluster",),
+    "jwt": ("oauth",),
 }
 """Package that an option of several commands may need → the extras with it, the smallest first."""
 

@@ -1,6 +1,7 @@
 """SASL on a new connection: agree on the mechanism, then send its messages in SaslAuthenticate (KIP-43, KIP-152).
 
-PLAIN is RFC 4616. SCRAM is RFC 5802 (by the library scramp); it also proves that the broker knows the password.
+PLAIN is RFC 4616, OAUTHBEARER is RFC 7628. SCRAM is RFC 5802 (by the library scramp); it also proves that the broker
+knows the password.
 """
 
 from collections.abc import Callable, Generator
@@ -8,6 +9,7 @@ from typing import Any
 
 from onceflow.client import requests
 from onceflow.client.addresses import Address
+from onceflow.client.bearer import Bearer
 from onceflow.client.errors import ClientError
 from onceflow.client.security import Sasl
 from onceflow.remedies import Remedy
@@ -28,25 +30,39 @@ class AuthenticationFailed(ClientError):
     """The broker refused the name, the password or the mechanism, or did not prove that it knows the password."""
 
 
-def authenticate(ask: Ask, address: Address, sasl: Sasl) -> None:
-    """Authenticate a connection. Raises AuthenticationFailed, and what `ask` raises."""
+def authenticate(ask: Ask, address: Address, sasl: Sasl | Bearer) -> None:
+    """Authenticate a connection. Raises AuthenticationFailed, InvalidSecurity, and what `ask` raises."""
     agreed = ask(SASL_HANDSHAKE, HANDSHAKE_VERSION, requests.message(SASL_HANDSHAKE, mechanism=sasl.mechanism))
     if agreed.error_code != ErrorCode.none:
         offered = ", ".join(agreed.mechanisms) or "none"
         raise AuthenticationFailed(f"{address} does not support SASL mechanism {sasl.mechanism}; it offers {offered}")
-    messages = _plain(sasl) if sasl.mechanism == "PLAIN" else _scram(address, sasl)
+    messages, user, remedy = _messages(address, sasl)
     message = next(messages)
     while True:
         response = ask(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, requests.message(SASL_AUTHENTICATE, auth_bytes=message))
         if response.error_code != ErrorCode.none:
             reason = response.error_message or error_name(response.error_code)
-            raise AuthenticationFailed(
-                f"{address} refuses user '{sasl.username}' with {sasl.mechanism}: {reason}; {Remedy.USER_PASSWORD}"
-            )
+            raise AuthenticationFailed(f"{address} refuses user '{user}' with {sasl.mechanism}: {reason}; {remedy}")
         try:
             message = messages.send(response.auth_bytes)
         except StopIteration:
             return
+
+
+def _messages(address: Address, sasl: Sasl | Bearer) -> tuple[Generator[bytes, bytes, None], str, str]:
+    """Return the client's messages, the user, and the remedy if the broker refuses the user."""
+    if isinstance(sasl, Bearer):
+        token = sasl.read()
+        return _bearer(address, token.text), token.user, Remedy.NEW_TOKEN.format(file=sasl.token_file)
+    messages = _plain(sasl) if sasl.mechanism == "PLAIN" else _scram(address, sasl)
+    return messages, sasl.username, Remedy.USER_PASSWORD
+
+
+def _bearer(address: Address, token: str) -> Generator[bytes, bytes, None]:
+    if (yield f"n,,\x01auth=Bearer {token}\x01\x01".encode()):
+        # The broker's error has to be acknowledged; it refuses the client then.
+        yield b"\x01"
+        raise AuthenticationFailed(f"{address} did not accept the token with OAUTHBEARER")
 
 
 def _plain(sasl: Sasl) -> Generator[bytes, bytes, None]:

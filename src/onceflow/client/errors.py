@@ -30,6 +30,10 @@ class NotTrusted(ClientError):
     """A broker's certificate has no trusted issuer, or names another host."""
 
 
+class InvalidSecurity(ClientError):
+    """A setting of TLS or SASL is unknown, missing, or cannot be used."""
+
+
 class ResponseTooLarge(ClientError):
     """A response, or the record batch in it, exceeds what this client reads into memory."""
 

@@ -1,7 +1,9 @@
 """TLS and SASL settings under librdkafka's names (those in `security` are Kafka's), and its errors as text."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from onceflow.client.bearer import Bearer
 from onceflow.client.security import MECHANISMS, Sasl, Security, Tls
 from onceflow.wire.errors import error_name
 
@@ -17,7 +19,7 @@ def error_text(error: "KafkaError") -> str:
     return f"{error_name(error.code())} ({error.str()})" if error.code() > 0 else str(error.str())
 
 
-def librdkafka_settings(security: Security) -> dict[str, str]:
+def librdkafka_settings(security: Security) -> dict[str, Any]:
     """Return librdkafka's settings for `security`; none for a plain connection."""
     if security.tls is None and security.sasl is None:
         return {}
@@ -42,8 +44,20 @@ def _tls(tls: Tls | None) -> dict[str, str]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _sasl(sasl: Sasl | None) -> dict[str, str]:
+def _sasl(sasl: Sasl | Bearer | None) -> dict[str, Any]:
     if sasl is None:
         return {}
+    if isinstance(sasl, Bearer):
+        return {"sasl.mechanism": sasl.mechanism, "oauth_cb": _token_source(sasl)}
     assert sasl.mechanism in MECHANISMS
     return {"sasl.mechanism": sasl.mechanism, "sasl.username": sasl.username, "sasl.password": sasl.password}
+
+
+def _token_source(bearer: Bearer) -> Callable[[str], tuple[str, float]]:
+    """Return the callback from which librdkafka takes a token before the one it has ends."""
+
+    def read(_config: str) -> tuple[str, float]:
+        token = bearer.read()
+        return token.text, token.ends_at
+
+    return read

@@ -3,8 +3,9 @@
 | setting | value |
 |---|---|
 | `security.protocol` | `PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL` |
-| `sasl.mechanism` | `PLAIN`, `SCRAM-SHA-256` or `SCRAM-SHA-512` |
+| `sasl.mechanism` | `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER` |
 | `sasl.jaas.config` | `….PlainLoginModule required username="…" password="…";` or ScramLoginModule |
+| `sasl.oauthbearer.token.endpoint.url` | of OAUTHBEARER: `file:///…`, a file with a token, which is a JWT |
 | `ssl.truststore.location` | PEM file with the trusted certificates; default: those of the system |
 | `ssl.truststore.certificates` | the same, as PEM text |
 | `ssl.keystore.location` | PEM file with the client's own key and its certificates |
@@ -27,7 +28,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from onceflow.client.errors import ClientError
+from onceflow.client.bearer import TOKEN_URL, Bearer, read_bearer
+from onceflow.client.errors import InvalidSecurity
 
 SECURITY_PROTOCOL = "security.protocol"
 SASL_MECHANISM = "sasl.mechanism"
@@ -46,6 +48,7 @@ NAMES = (
     SECURITY_PROTOCOL,
     SASL_MECHANISM,
     SASL_JAAS_CONFIG,
+    TOKEN_URL,
     TRUSTSTORE_LOCATION,
     TRUSTSTORE_CERTIFICATES,
     TRUSTSTORE_TYPE,
@@ -57,7 +60,7 @@ NAMES = (
     ENDPOINT_IDENTIFICATION,
 )
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", Bearer.mechanism)
 
 _LIBRDKAFKA_NAMES = {
     "sasl.mechanisms": SASL_MECHANISM,
@@ -72,13 +75,14 @@ _LIBRDKAFKA_NAMES = {
 }
 """librdkafka's name → Kafka's for the same setting: users of kcat or confluent-kafka type the former."""
 
-_LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
+_LOGIN_MODULES = {
+    "PLAIN": "PlainLoginModule",
+    "SCRAM-SHA-256": "ScramLoginModule",
+    "SCRAM-SHA-512": "ScramLoginModule",
+    Bearer.mechanism: "OAuthBearerLoginModule",
+}
 _JAAS = re.compile(r"\s*([\w.$]+)\s+required((?:\s+\w+\s*=\s*\"(?:[^\"\\]|\\.)*\")*)\s*;\s*", re.DOTALL)
 _JAAS_OPTION = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
-
-
-class InvalidSecurity(ClientError):
-    """A setting of TLS or SASL is unknown, missing, or cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class Security:
     """Encryption and authentication of a connection."""
 
     tls: Tls | None = None
-    sasl: Sasl | None = None
+    sasl: Sasl | Bearer | None = None
 
 
 PLAINTEXT = Security()
@@ -224,14 +228,46 @@ def _load_texts(context: ssl.SSLContext, tls: Tls) -> None:
         Path(path).unlink()
 
 
-def _read_sasl(config: Mapping[str, str]) -> Sasl:
+def _read_sasl(config: Mapping[str, str]) -> Sasl | Bearer:
     mechanism = config.get(SASL_MECHANISM, "").upper()
     if mechanism not in MECHANISMS:
         problem = (
             f"{SASL_MECHANISM}={mechanism!r} is not one of" if mechanism else f"{SASL_MECHANISM} is required: one of"
         )
         raise InvalidSecurity(f"{problem} {', '.join(MECHANISMS)}")
-    example = f'org.apache.kafka.common.security….{_LOGIN_MODULES[mechanism]} required username="…" password="…";'
+    if mechanism == Bearer.mechanism:
+        return _read_bearer(config)
+    if TOKEN_URL in config:
+        raise InvalidSecurity(f"{TOKEN_URL} has no effect with {SASL_MECHANISM}={mechanism}; remove it")
+    options = _read_jaas(config, mechanism, ' username="…" password="…"')
+    example = _jaas_example(mechanism, ' username="…" password="…"')
+    unknown = set(options) - {"username", "password"}
+    if unknown or len(options) < 2:
+        raise InvalidSecurity(
+            f"{SASL_JAAS_CONFIG} has {', '.join(sorted(options)) or 'no options'}; it requires {example}"
+        )
+    return Sasl(mechanism, options["username"], options["password"])
+
+
+def _read_bearer(config: Mapping[str, str]) -> Bearer:
+    if SASL_JAAS_CONFIG in config:
+        options = _read_jaas(config, Bearer.mechanism, "")
+        if options:
+            raise InvalidSecurity(
+                f"{SASL_JAAS_CONFIG} has options without effect: {', '.join(sorted(options))}; remove them"
+            )
+    if TOKEN_URL not in config:
+        raise InvalidSecurity(f"{TOKEN_URL} is required: the URL of a file with a token, such as file:///run/token")
+    return read_bearer(config[TOKEN_URL])
+
+
+def _jaas_example(mechanism: str, options: str) -> str:
+    return f"org.apache.kafka.common.security….{_LOGIN_MODULES[mechanism]} required{options};"
+
+
+def _read_jaas(config: Mapping[str, str], mechanism: str, example_options: str) -> dict[str, str]:
+    """Return the options of the mechanism's login module. Raises InvalidSecurity."""
+    example = _jaas_example(mechanism, example_options)
     match = _JAAS.fullmatch(config.get(SASL_JAAS_CONFIG, ""))
     # The message does not repeat the value, which contains a password.
     if match is None:
@@ -240,10 +276,4 @@ def _read_sasl(config: Mapping[str, str]) -> Sasl:
         raise InvalidSecurity(
             f"{SASL_JAAS_CONFIG} names {match[1]}, but {SASL_MECHANISM}={mechanism} requires {example}"
         )
-    options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[2])}
-    unknown = set(options) - {"username", "password"}
-    if unknown or len(options) < 2:
-        raise InvalidSecurity(
-            f"{SASL_JAAS_CONFIG} has {', '.join(sorted(options)) or 'no options'}; it requires {example}"
-        )
-    return Sasl(mechanism, options["username"], options["password"])
+    return {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[2])}

@@ -133,7 +133,13 @@ def test_values_round_trip_as_text() -> None:
         ("listener.name.inside.ssl.client.auth", "required", "INSIDE is not one of the listeners PLAINTEXT"),
         ("listener.name.plaintext.max.connections", "1", "a listener's own settings are those of TLS and SASL"),
         ("sasl.enabled.mechanisms", "GSSAPI", "is not one or more of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER"),
-        ("sasl.oauthbearer.jwks.endpoint.url", "x", "a function of yours validates tokens"),
+        (
+            "sasl.oauthbearer.jwks.endpoint.url",
+            "https://h/k",
+            "=https://h/k is not the URL of a file, such as file:///",
+        ),
+        ("sasl.oauthbearer.jwks.endpoint.url", "file://h/k", "is not the URL of a file"),
+        ("sasl.oauthbearer.clock.skew.seconds", "-1", "is not a whole number from 0"),
         ("sasl.oauthbearer.validator", "x", "is not MODULE:NAME"),
         ("plain.sasl.jaas.config", "x", "plain.sasl.jaas.config is not in the form org.apache.kafka"),
         ("plain.sasl.jaas.config", 'PlainLoginModule required users="x";', "has unknown options: users"),
@@ -228,9 +234,27 @@ def test_kafkas_login_modules_of_scram_are_accepted() -> None:
 
 def test_tokens_need_a_validator() -> None:
     given = {"listeners": "SASL_SSL://h:1", "sasl.enabled.mechanisms": "OAUTHBEARER"}
-    with pytest.raises(SettingRefused, match=r"SASL_SSL: OAUTHBEARER needs sasl\.oauthbearer\.validator"):
+    with pytest.raises(SettingRefused, match=r"SASL_SSL: OAUTHBEARER needs .*jwks.* or sasl\.oauthbearer\.validator"):
         resolve(Source(DATA | given))
-    assert resolve(Source(DATA | given | {"sasl.oauthbearer.validator": "a:b"})).config
+    given["sasl.oauthbearer.validator"] = "a:b"
+    assert resolve(Source(DATA | given)).config
+    with pytest.raises(SettingRefused, match="exclude each other"):
+        resolve(Source(DATA | given | {"sasl.oauthbearer.jwks.endpoint.url": "file:///keys"}))
+
+
+def test_key_sets_have_kafkas_settings() -> None:
+    """Kafka's prefix of the mechanism may follow the prefix of the listener."""
+    given = {
+        "listeners": "SASL_SSL://h:1",
+        "sasl.enabled.mechanisms": "OAUTHBEARER",
+        "listener.name.sasl_ssl.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": "file:///my%20keys.json",
+        "listener.name.sasl_ssl.sasl.oauthbearer.expected.audience": "kafka, other",
+        "sasl.oauthbearer.sub.claim.name": "email",
+    }
+    security = resolve(Source(DATA | given)).config.security_of("SASL_SSL")
+    assert security.bearer_keys_file == "/my keys.json"
+    assert security.bearer_audiences == ("kafka", "other")
+    assert (security.bearer_user_claim, security.bearer_clock_skew_seconds) == ("email", 30)
 
 
 def test_client_auth_of_sasl_needs_the_prefix() -> None:

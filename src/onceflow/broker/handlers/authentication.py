@@ -13,13 +13,14 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any
 
-from onceflow.broker.config import BrokerConfig, SecurityConfig
+from onceflow.broker.config import SecurityConfig
 from onceflow.broker.handlers import metadata
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.security.credentials import CredentialKey
+from onceflow.broker.security.jwks import JwksValidator
 from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.broker.security.sasl import (
     OAUTHBEARER,
@@ -29,6 +30,7 @@ from onceflow.broker.security.sasl import (
     PlainServer,
     SaslServer,
     ScramServer,
+    Validate,
     load_validator,
 )
 from onceflow.wire import apis
@@ -80,24 +82,30 @@ class Login:
         """End of the session; None: never."""
 
 
-def check_validators(config: BrokerConfig) -> None:
-    """Import the validators of all listeners, before the broker opens its data. Raises UnusableValidator."""
-    for endpoint in config.listeners:
-        path = config.security_of(endpoint.listener).bearer_validator
-        if path is not None:
-            load_validator(path)
+def new_validator(listener: str, security: SecurityConfig) -> Validate | None:
+    """Return the validator of a listener's tokens; None without one.
+
+    Raises UnusableValidator, UnusableKeys, and ModuleNotFoundError without the package PyJWT.
+    """
+    if OAUTHBEARER not in security.sasl_mechanisms:
+        return None
+    if security.bearer_validator is not None:
+        return load_validator(security.bearer_validator)
+    return JwksValidator(listener, security) if security.bearer_keys_file is not None else None
 
 
 class Authenticator:
     """Authentication on the connections of one listener. All methods run on the event loop."""
 
-    def __init__(self, node: Node, security: SecurityConfig, handle: Handle, decode: Decode) -> None:
-        """`handle` and `decode` serve authenticated clients. Raises UnusableValidator."""
+    def __init__(
+        self, node: Node, security: SecurityConfig, validate: Validate | None, handle: Handle, decode: Decode
+    ) -> None:
+        """`handle` and `decode` serve authenticated clients, `validate` is for tokens of OAUTHBEARER."""
         self._node = node
         self._security = security
         self._handle = handle
         self._decode = decode
-        self._validate = load_validator(security.bearer_validator) if security.bearer_validator is not None else None
+        self._validate = validate
 
     def handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         """Serve one frame of a connection."""

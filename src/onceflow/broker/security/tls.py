@@ -17,6 +17,7 @@ from pathlib import Path
 
 from onceflow.broker.config import SecurityConfig
 from onceflow.broker.security.certificate import MalformedCertificate, read_certificate
+from onceflow.broker.security.file_state import FileState, file_state
 from onceflow.broker.security.principal import ANONYMOUS, KafkaPrincipal
 from onceflow.broker.security.principal_rules import map_name, parse_rules
 from onceflow.errors import OnceflowError
@@ -27,8 +28,6 @@ CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required"
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 BEGIN_CERTIFICATE, END_CERTIFICATE = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----")
-
-_State = tuple[tuple[int, int, int] | None, ...]
 
 
 class InvalidTls(OnceflowError):
@@ -80,18 +79,8 @@ class ListenerTls:
         else:
             logger.info("loaded the certificates of listener %s again", self._listener)
 
-    def _file_state(self) -> _State:
-        return tuple(map(_state_of, (self._security.key_store_file, self._security.trust_store_file)))
-
-
-def _state_of(path: str | None) -> tuple[int, int, int] | None:
-    if path is None:
-        return None
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    def _file_state(self) -> tuple[FileState, ...]:
+        return tuple(map(file_state, (self._security.key_store_file, self._security.trust_store_file)))
 
 
 def _load(listener: str, security: SecurityConfig) -> ssl.SSLContext:

@@ -85,6 +85,7 @@ _ONE_LOOP = "one event loop serves all connections"
 _CLASSIC_GROUPS = "groups use the classic protocol"
 _NO_PURGATORY = "there is no purgatory: a completed request is removed at once"
 _NO_OTHER_BROKER = "there is no other broker to connect to"
+_AT_LOGINS = "the keys of tokens are a file, which each login checks for changes"
 _OPENSSL = "OpenSSL has no such choice"
 _NO_REPORTERS = "there are no reporters of metrics"
 _EACH_VERSION = "each request states its version, and records have format 2 only"
@@ -146,6 +147,14 @@ WITHOUT_EFFECT: dict[str, str] = {
     "auto.include.jmx.reporter": _NO_REPORTERS,
     "sasl.client.callback.handler.class": _NO_OTHER_BROKER,
     "sasl.login.": _NO_OTHER_BROKER,
+    "sasl.oauthbearer.assertion.": _NO_OTHER_BROKER,
+    "sasl.oauthbearer.client.credentials.": _NO_OTHER_BROKER,
+    "sasl.oauthbearer.header.urlencode": _NO_OTHER_BROKER,
+    "sasl.oauthbearer.jwt.retriever.class": _NO_OTHER_BROKER,
+    "sasl.oauthbearer.scope": _NO_OTHER_BROKER,
+    "sasl.oauthbearer.token.endpoint.url": _NO_OTHER_BROKER,
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": _AT_LOGINS,
+    "sasl.oauthbearer.jwks.endpoint.retry.": _AT_LOGINS,
     "sasl.mechanism.controller.protocol": _NO_OTHER_BROKER,
     "sasl.mechanism.inter.broker.protocol": _NO_OTHER_BROKER,
     "ssl.protocol": "ssl.enabled.protocols has the versions",
@@ -173,7 +182,7 @@ REFUSED: dict[str, str] = {
     "ssl.cipher.suites": "the cipher suites are OpenSSL's, as Python chooses them",
     "ssl.engine.factory.class": "TLS engines are Java classes",
     "sasl.kerberos.": _NO_KERBEROS,
-    "sasl.oauthbearer.": "a function of yours validates tokens: sasl.oauthbearer.validator",
+    "sasl.oauthbearer.jwt.validator.class": "validators are Java classes; sasl.oauthbearer.validator is a function",
     "sasl.jaas.config": "users of PLAIN are in listener.name.NAME.plain.sasl.jaas.config",
     "sasl.server.callback.handler.class": "callback handlers are Java classes",
     "security.": _NO_SECURITY,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig, SecurityConfig
+from onceflow.broker.security.jwks import JWKS_URL
 from onceflow.broker.security.sasl import OAUTHBEARER
 from onceflow.broker.settings.fixed import FIXED
 from onceflow.broker.settings.kinds import SettingRefused
@@ -23,6 +24,9 @@ def own_setting(name: str) -> tuple[str, Setting] | None:
     for setting in OF_LISTENERS.values():
         listener = rest.removesuffix(f".{setting.name}")
         if listener != rest:
+            if setting.name.startswith("sasl.oauthbearer."):
+                # Kafka's prefix of a mechanism may follow the listener's name.
+                listener = listener.removesuffix(".oauthbearer")
             return listener.upper(), setting
     return None
 
@@ -43,9 +47,17 @@ def with_own_security(config: BrokerConfig, overrides: Mapping[str, Mapping[str,
     security = {name: _security(config, name, overrides.get(name, {})) for name in names}
     for name, own in security.items():
         has_sasl = config.listener_protocols.get(name, "").startswith("SASL_")
-        if has_sasl and OAUTHBEARER in own.sasl_mechanisms and own.bearer_validator is None:
-            raise SettingRefused(f"listeners: {name}: {OAUTHBEARER} needs sasl.oauthbearer.validator")
+        if has_sasl and OAUTHBEARER in own.sasl_mechanisms:
+            _check_bearer(name, own)
     return replace(config, listener_security={name: own for name, own in security.items() if own != config.security})
+
+
+def _check_bearer(listener: str, own: SecurityConfig) -> None:
+    """Refuse OAUTHBEARER without exactly one validator. Raises SettingRefused."""
+    if own.bearer_validator is None and own.bearer_keys_file is None:
+        raise SettingRefused(f"listeners: {listener}: {OAUTHBEARER} needs {JWKS_URL} or sasl.oauthbearer.validator")
+    if own.bearer_validator is not None and own.bearer_keys_file is not None:
+        raise SettingRefused(f"listeners: {listener}: {JWKS_URL} and sasl.oauthbearer.validator exclude each other")
 
 
 def _security(config: BrokerConfig, listener: str, overrides: Mapping[str, object]) -> SecurityConfig:

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 from onceflow.broker.security.principal_rules import parse_rules
 from onceflow.broker.security.sasl import OAUTHBEARER, PLAIN
-from onceflow.broker.settings.kinds import BYTES, COUNT, IMPORT_PATH, INT32_MAX, MS, MS_POSITIVE, Choice, Whole, Word
+from onceflow.broker.settings.kinds import BYTES, COUNT, INT32_MAX, MS, MS_POSITIVE, Choice, Whole, Word
+from onceflow.broker.settings.oauth import OAUTH
 from onceflow.broker.settings.setting import Setting
 from onceflow.wire.scram import BY_NAME
 
@@ -204,14 +205,7 @@ SASL: tuple[Setting, ...] = (
         " always the prefix of a listener.",
         is_secret=True,
     ),
-    Setting(
-        "sasl.oauthbearer.validator",
-        "security.bearer_validator",
-        IMPORT_PATH,
-        "Python function, as MODULE:NAME, that validates tokens of OAUTHBEARER: it takes a token and returns the user"
-        " and the token's end in seconds since 1970, or raises ValueError. It runs on the event loop. Required for"
-        " OAUTHBEARER. Onceflow only.",
-    ),
+    *OAUTH,
     Setting(
         "connections.max.reauth.ms",
         "security.reauthentication_ms_max",

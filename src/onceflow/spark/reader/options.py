@@ -8,7 +8,8 @@ from typing import Literal, TypeVar
 
 from onceflow.client import security
 from onceflow.client.addresses import InvalidAddress, parse_bootstrap
-from onceflow.client.security import PLAINTEXT, InvalidSecurity, Security, read_security
+from onceflow.client.errors import InvalidSecurity
+from onceflow.client.security import PLAINTEXT, Security, read_security
 from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.pushdown import options as pushdown_options
