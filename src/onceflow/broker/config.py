@@ -18,6 +18,10 @@ PROTOCOLS = ("SASL_SSL", PLAINTEXT, "SSL", "SASL_PLAINTEXT")
 PROTOCOL_OF_NAME: Mapping[str, str] = MappingProxyType({name: name for name in PROTOCOLS})
 
 
+UNLIMITED = 2**31 - 1
+"""Number of connections, or of new ones per second, without a limit."""
+
+
 class Endpoint(NamedTuple):
     """Address of a listener, with the listener's name."""
 
@@ -63,6 +67,15 @@ NO_SECURITY = SecurityConfig()
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """Limits of one listener's connections (`listener.name.NAME.max.connections` and so on)."""
+
+    connections_max: int = UNLIMITED
+    connection_rate_max: int = UNLIMITED
+    """New connections per second."""
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """Settings of one broker; `log` has the defaults of its topics."""
 
@@ -76,6 +89,8 @@ class BrokerConfig:
     security: SecurityConfig = NO_SECURITY
     listener_security: Mapping[str, SecurityConfig] = field(default_factory=dict)
     """The listeners with settings of their own."""
+    listener_limits: Mapping[str, ListenerLimits] = field(default_factory=dict)
+    """The listeners with limits of their own."""
     authentication_ms_max: int = 10_000
     """Time for the TLS handshake and the SASL login of a new connection."""
     unauthenticated_connections_max: int = 1_000
@@ -106,6 +121,10 @@ class BrokerConfig:
     connections_max: int = 10_000
     """Bounds the cost of all connections; Kafka has no limit by default."""
     connections_per_address_max: int = 10_000
+    connections_per_address_overrides: Mapping[str, int] = field(default_factory=dict)
+    """The addresses with another limit."""
+    connection_rate_max: int = UNLIMITED
+    """New connections per second."""
     connections_idle_max_ms: int = 600_000
     """Idle time after which a connection is closed; -1: never."""
     produce_request_bytes_max: int = 100 * 1024**2

@@ -236,6 +236,50 @@ def test_excess_connections_are_refused_and_logged_once(caplog: pytest.LogCaptur
     assert "max.connections.per.ip=2" in lines[1]
 
 
+RATE = {"connection_rate_max": 100, "quota_samples": 2}
+"""A rate whose first excess waits for 10 ms."""
+
+
+def test_connections_beyond_the_rate_wait() -> None:
+    """They are served later, in order; one waits accepted, the others in the kernel's queue."""
+
+    async def scenario(server: Served) -> None:
+        for _ in range(100):
+            await server.connect()
+        late = [await server.connect(is_taken=False) for _ in range(3)]
+        await until(lambda: server.listener._throttled, "a connection to wait")
+        assert (len(server.listener._throttled), server.seen_connections) == (1, 100)
+        for client in late:
+            await send(client, frame(apis.METADATA))
+        for client in late:
+            assert await receive(client, 8)
+        assert (server.seen_connections, server.listener._throttled) == (103, {})
+
+    served(scenario, **RATE)
+
+
+def test_a_stop_closes_waiting_connections() -> None:
+    async def scenario(server: Served) -> None:
+        for _ in range(100):
+            await server.connect()
+        late = await server.connect(is_taken=False)
+        await until(lambda: server.listener._throttled, "a connection to wait")
+        server.listener.close()
+        assert await is_closed(late)
+
+    served(scenario, **RATE)
+
+
+def test_refused_addresses_leave_the_rate_alone() -> None:
+    async def scenario(server: Served) -> None:
+        server.listener._take_connection = lambda _address: 1
+        for _ in range(150):
+            assert await is_closed(await server.connect(is_taken=False))
+        assert server.listener._limits.wait_seconds("PLAINTEXT") == 0
+
+    served(scenario, **RATE)
+
+
 @pytest.mark.parametrize(
     ("api_key", "largest"),
     [

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from onceflow.broker.config import BrokerConfig, Endpoint
+from onceflow.broker.config import BrokerConfig, Endpoint, ListenerLimits
 from onceflow.broker.settings import page as settings_page
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
@@ -131,7 +131,15 @@ def test_values_round_trip_as_text() -> None:
         ("ssl.client.auth", "maybe", "is not none or requested or required"),
         ("ssl.principal.mapping.rules", "RULE:x", "has an invalid rule: RULE:x"),
         ("listener.name.inside.ssl.client.auth", "required", "INSIDE is not one of the listeners PLAINTEXT"),
-        ("listener.name.plaintext.max.connections", "1", "a listener's own settings are those of TLS and SASL"),
+        (
+            "listener.name.plaintext.num.partitions",
+            "1",
+            "own settings are those of TLS and SASL, and limits",
+        ),
+        ("max.connections.per.ip", "0", "=0 needs max.connections.per.ip.overrides"),
+        ("max.connections.per.ip.overrides", "host:1", "=host:1 is not IP addresses with a number each"),
+        ("max.connections.per.ip.overrides", "10.0.0.7", "is not IP addresses with a number each"),
+        ("max.connection.creation.rate", "0", "is not a whole number from 1 to 2147483647"),
         ("sasl.enabled.mechanisms", "GSSAPI", "is not one or more of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER"),
         (
             "sasl.oauthbearer.jwks.endpoint.url",
@@ -210,6 +218,21 @@ def test_a_listener_has_its_own_settings() -> None:
     assert auth == {"INSIDE": "required", "OUT_SIDE": "requested", "SSL": "requested"}
     assert config.security_of("OUT_SIDE").key == SECRET
     assert "MIISECRET" not in repr(config)
+
+
+def test_a_listener_has_its_own_limits() -> None:
+    given = {
+        "listeners": "INSIDE://h:1,OUTSIDE://h:2",
+        "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
+        "max.connections": "7",
+        "max.connections.per.ip": "0",
+        "max.connections.per.ip.overrides": "10.0.0.7:3, ::1:5",
+        "listener.name.outside.max.connection.creation.rate": "2",
+    }
+    config = resolve(Source(DATA | given)).config
+    assert config.listener_limits == {"OUTSIDE": ListenerLimits(connection_rate_max=2)}
+    assert config.connections_per_address_overrides == {"10.0.0.7": 3, "0:0:0:0:0:0:0:1": 5}
+    assert SETTINGS["max.connections.per.ip.overrides"].value(config) == "10.0.0.7:3,0:0:0:0:0:0:0:1:5"
 
 
 KAFKAS_PLAIN_USERS = (
@@ -334,7 +357,7 @@ def field_paths() -> Iterator[str]:
         if config_field.name in ("log", "security"):
             parts = fields(getattr(DEFAULTS, config_field.name))
             yield from (f"{config_field.name}.{part.name}" for part in parts)
-        elif config_field.name == "listener_security":
+        elif config_field.name in ("listener_security", "listener_limits"):
             continue  # the settings with the prefix of a listener
         else:
             yield config_field.name

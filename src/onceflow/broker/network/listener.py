@@ -4,7 +4,6 @@ import asyncio
 import logging
 import select
 import socket
-from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.network.connection import Connection, Decode, Handle
+from onceflow.broker.network.connection_limits import ConnectionLimits
 from onceflow.broker.network.incoming import DISCONNECT_EVENTS, unread_bytes
 from onceflow.broker.network.listening_socket import ListeningSocket
 from onceflow.broker.network.newcomer_connection import NewcomerConnection
@@ -67,9 +67,9 @@ class Listener:
         self._new_reply: Callable[[Connection], Reply] = Reply
         self._take_connection: Callable[[str], int] | None = None
         self._throttled: dict[socket.socket, asyncio.TimerHandle] = {}
-        """Connections beyond their address's quota, which are closed a little later."""
+        """Connections beyond a rate: accepted a little later, or closed if it is the rate of their address."""
         self._connections: set[Connection] = set()
-        self._per_address: Counter[str] = Counter()
+        self._limits = ConnectionLimits(config, clock)
         self._refused = 0
         self._accepted_total = self._refused_total = self._failed_total = 0
         self._all_closed: asyncio.Event | None = None
@@ -181,18 +181,36 @@ class Listener:
             except OSError as error:
                 self._pause_accepting(listening, error)
                 return
+            wait_seconds = self._limits.wait_seconds(listening.endpoint.listener)
+            if wait_seconds:
+                self._open_later(listening, client, peer, wait_seconds)
+                return
             self._open_connection(listening, client, peer)
 
+    def _open_later(
+        self, listening: ListeningSocket, client: socket.socket, peer: tuple[Any, ...], seconds: float
+    ) -> None:
+        """Open a connection after a while; the listener accepts none before, as Kafka's acceptor."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening.socket.fileno())
+
+        def open_now() -> None:
+            self._throttled.pop(client).cancel()
+            self._open_connection(listening, client, peer)
+            self._resume_accepting(listening)
+
+        self._throttled[client] = loop.call_later(seconds, open_now)
+
     def _open_connection(self, listening: ListeningSocket, client: socket.socket, peer: tuple[Any, ...]) -> None:
-        config, host = self._config, str(peer[0])
-        is_too_many = self._per_address[host] >= config.connections_per_address_max
-        if is_too_many or len(self._connections) >= config.connections_max:
+        config, name, host = self._config, listening.endpoint.listener, str(peer[0])
+        if self._limits.is_full(name, host):
             self._refused += 1
             self._refused_total += 1
             client.close()
             return
         throttle_ms = self._take_connection(host) if self._take_connection is not None else 0
         if throttle_ms:
+            self._limits.take_back(name)
             self._close_later(client, throttle_ms / 1000)
             return
         assert self._handle is not None
@@ -210,7 +228,7 @@ class Listener:
             self._response_budget,
             self._clock,
             self._deferred,
-            *((self._handle, self._decode) if not listening.has_sasl else self._logins[listening.endpoint.listener]),
+            *((self._handle, self._decode) if not listening.has_sasl else self._logins[name]),
             self._new_reply,
             self._forget,
         )
@@ -226,7 +244,7 @@ class Listener:
             # The client has disconnected already.
             client.close()
             return
-        self._per_address[host] += 1
+        self._limits.opened(name, host)
         self._connections.add(connection)
         self._accepted_total += 1
 
@@ -300,9 +318,7 @@ class Listener:
     def _forget(self, connection: Connection, is_failed: bool) -> None:
         self._connections.discard(connection)
         self._failed_total += is_failed
-        self._per_address[connection.peer_host] -= 1
-        if not self._per_address[connection.peer_host]:
-            del self._per_address[connection.peer_host]
+        self._limits.closed(connection.endpoint.listener, connection.peer_host)
         if self._all_closed is not None and not self._connections:
             self._all_closed.set()
 

@@ -1,5 +1,12 @@
 """Settings of connections and requests."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.security.acls import address_text, is_address
 from onceflow.broker.settings.kinds import (
     BYTES,
     COUNT,
@@ -7,9 +14,33 @@ from onceflow.broker.settings.kinds import (
     MS,
     MS_OR_NONE,
     SOCKET_BUFFER,
+    SettingRefused,
     Whole,
 )
 from onceflow.broker.settings.setting import Setting
+
+
+@dataclass(frozen=True)
+class AddressLimits:
+    """Limits of addresses, such as 10.0.0.7:100,::1:5."""
+
+    kafka_type = 2
+    metavar = "LIMITS"
+    allowed = "IP addresses with a number each, such as 10.0.0.7:100,10.0.0.8:200"
+
+    def read(self, text: str) -> Mapping[str, int]:
+        limits: dict[str, int] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            address, _, number = part.rpartition(":")
+            if not is_address(address) or not re.fullmatch(r"[0-9]{1,9}", number):
+                raise ValueError(f"is not {self.allowed}")
+            limits[address_text(address)] = int(number)
+        return MappingProxyType(limits)
+
+    def write(self, value: object) -> str:
+        assert isinstance(value, Mapping)
+        return ",".join(f"{address}:{number}" for address, number in value.items())
+
 
 KIB = 1024
 MIB = 1024**2
@@ -19,14 +50,29 @@ CONNECTIONS: tuple[Setting, ...] = (
         "max.connections",
         "connections_max",
         Whole(1, INT32_MAX),
-        "Maximum number of connections. Further ones are closed at once. Kafka has no limit by default.",
+        "Maximum number of connections. Further ones are closed at once. With a listener's prefix, the maximum of that"
+        " listener. Kafka has no limit by default.",
         is_common=True,
     ),
     Setting(
         "max.connections.per.ip",
         "connections_per_address_max",
         Whole(0, INT32_MAX),
-        "Maximum number of connections from one IP address. Further ones are closed at once.",
+        "Maximum number of connections from one IP address. Further ones are closed at once. 0 allows only the"
+        " addresses of max.connections.per.ip.overrides.",
+    ),
+    Setting(
+        "max.connections.per.ip.overrides",
+        "connections_per_address_overrides",
+        AddressLimits(),
+        "Other values of max.connections.per.ip for some IP addresses. Kafka also takes host names.",
+    ),
+    Setting(
+        "max.connection.creation.rate",
+        "connection_rate_max",
+        Whole(1, INT32_MAX),
+        "Maximum number of new connections per second, measured over the windows of quota.window.num. Further ones"
+        " wait. With a listener's prefix, the maximum of that listener.",
     ),
     Setting(
         "connections.max.idle.ms",
@@ -181,3 +227,15 @@ CONNECTIONS: tuple[Setting, ...] = (
         " it. Onceflow only.",
     ),
 )
+
+
+def check_address_limits(config: BrokerConfig) -> None:
+    """Refuse a limit of no connection at all, as Kafka does. Raises SettingRefused."""
+    if config.connections_per_address_max == 0 and not config.connections_per_address_overrides:
+        raise SettingRefused("max.connections.per.ip=0 needs max.connections.per.ip.overrides: no client could connect")
+
+
+LIMITS_OF_LISTENERS: Mapping[str, Setting] = {
+    setting.name: setting for setting in CONNECTIONS if setting.field in ("connections_max", "connection_rate_max")
+}
+"""Limits that a listener may have of its own, in addition to those of the broker."""

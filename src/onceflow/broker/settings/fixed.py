@@ -186,7 +186,7 @@ REFUSED: dict[str, str] = {
     "sasl.jaas.config": "users of PLAIN are in listener.name.NAME.plain.sasl.jaas.config",
     "sasl.server.callback.handler.class": "callback handlers are Java classes",
     "security.": _NO_SECURITY,
-    "listener.name.": "a listener's own settings are those of TLS and SASL",
+    "listener.name.": "a listener's own settings are those of TLS and SASL, and limits of connections",
     "principal.builder.class": _NO_SECURITY,
     "delegation.token.": _NO_SECURITY,
     "password.encoder.": _NO_SECURITY,
@@ -197,9 +197,7 @@ REFUSED: dict[str, str] = {
     "quota.consumer.default": "quotas of clients are set by AlterClientQuotas (kafka-configs)",
     "quota.producer.default": "quotas of clients are set by AlterClientQuotas (kafka-configs)",
     "client.quota.": "quota callbacks are Java classes",
-    "max.connection.creation.rate": "the rate of new connections has no quota",
     "log.cleaner.io.max.bytes.per.second": "compaction is not throttled",
-    "max.connections.per.ip.overrides": "max.connections.per.ip applies to all addresses",
     "create.topic.policy.class.name": "policies are Java classes",
     "alter.config.policy.class.name": "policies are Java classes",
 }

@@ -5,15 +5,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from onceflow.broker.config import BrokerConfig, SecurityConfig
+from onceflow.broker.config import BrokerConfig, ListenerLimits, SecurityConfig
 from onceflow.broker.security.jwks import JWKS_URL
 from onceflow.broker.security.sasl import OAUTHBEARER
+from onceflow.broker.settings.connections import LIMITS_OF_LISTENERS
 from onceflow.broker.settings.fixed import FIXED
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.security import OF_LISTENERS, SASL, SECURITY
 from onceflow.broker.settings.setting import Setting
 
 PREFIX = "listener.name."
+NO_LIMITS = ListenerLimits()
 
 
 def own_setting(name: str) -> tuple[str, Setting] | None:
@@ -21,7 +23,7 @@ def own_setting(name: str) -> tuple[str, Setting] | None:
     if not name.startswith(PREFIX):
         return None
     rest = name.removeprefix(PREFIX)
-    for setting in OF_LISTENERS.values():
+    for setting in (*OF_LISTENERS.values(), *LIMITS_OF_LISTENERS.values()):
         listener = rest.removesuffix(f".{setting.name}")
         if listener != rest:
             if setting.name.startswith("sasl.oauthbearer."):
@@ -36,7 +38,7 @@ def without_prefix(name: str) -> str:
     return next((fixed for fixed in FIXED if name.startswith(PREFIX) and name.endswith(f".{fixed}")), name)
 
 
-def with_own_security(config: BrokerConfig, overrides: Mapping[str, Mapping[str, object]]) -> BrokerConfig:
+def with_own_settings(config: BrokerConfig, overrides: Mapping[str, Mapping[str, object]]) -> BrokerConfig:
     """Return the configuration with the listeners' own settings. Raises SettingRefused for an unknown listener."""
     names = [endpoint.listener for endpoint in config.listeners]
     for listener in overrides:
@@ -49,7 +51,17 @@ def with_own_security(config: BrokerConfig, overrides: Mapping[str, Mapping[str,
         has_sasl = config.listener_protocols.get(name, "").startswith("SASL_")
         if has_sasl and OAUTHBEARER in own.sasl_mechanisms:
             _check_bearer(name, own)
-    return replace(config, listener_security={name: own for name, own in security.items() if own != config.security})
+    limits = {name: _limits(own) for name, own in overrides.items()}
+    return replace(
+        config,
+        listener_security={name: own for name, own in security.items() if own != config.security},
+        listener_limits={name: own for name, own in limits.items() if own != NO_LIMITS},
+    )
+
+
+def _limits(overrides: Mapping[str, object]) -> ListenerLimits:
+    limits: dict[str, Any] = {path: value for path, value in overrides.items() if not path.startswith("security.")}
+    return ListenerLimits(**limits)
 
 
 def _check_bearer(listener: str, own: SecurityConfig) -> None:
@@ -61,7 +73,9 @@ def _check_bearer(listener: str, own: SecurityConfig) -> None:
 
 
 def _security(config: BrokerConfig, listener: str, overrides: Mapping[str, object]) -> SecurityConfig:
-    own: dict[str, Any] = {path.removeprefix("security."): value for path, value in overrides.items()}
+    own: dict[str, Any] = {
+        path.removeprefix("security."): value for path, value in overrides.items() if path.startswith("security.")
+    }
     if config.listener_protocols.get(listener) == "SASL_SSL":
         # KIP-684: clients of SASL present certificates only to a listener that asks for them itself.
         own = {"client_auth": "none"} | own

@@ -12,13 +12,14 @@ from typing import Any
 from onceflow.broker.config import NO_SECURITY, BrokerConfig
 from onceflow.broker.settings.addresses import check_listeners
 from onceflow.broker.settings.authorization import check_authorization
+from onceflow.broker.settings.connections import check_address_limits
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.listener_settings import (
     is_scram_login,
     own_setting,
     settings_of_no_listener,
-    with_own_security,
+    with_own_settings,
     without_prefix,
 )
 from onceflow.broker.settings.properties import parse_properties
@@ -77,8 +78,9 @@ def resolve(*sources: Source) -> Resolved:
         raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
     given = dict.fromkeys(name for source in sources for name in source.given)
     without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
-    config = with_own_security(_config(values), overrides)
+    config = with_own_settings(_config(values), overrides)
     check_listeners(config)
+    check_address_limits(config)
     without_effect += settings_of_no_listener(config, given)
     check_authorization(config)
     return Resolved(config, notes, warnings, without_effect)
