@@ -116,6 +116,8 @@ def test_values_round_trip_as_text() -> None:
         ("listeners", "h:1,i:2", "has 2 listeners named PLAINTEXT; each needs a name of its own"),
         ("listeners", "INSIDE://h:1", "listeners: INSIDE has no security protocol"),
         ("advertised.listeners", ":9092", "is not HOST:PORT"),
+        ("inter.broker.listener.name", "INSIDE", "=INSIDE is not one of the listeners PLAINTEXT"),
+        ("security.inter.broker.protocol", "SSL", "=SSL needs a listener of that name; the listeners are PLAINTEXT"),
         ("advertised.listeners", "INSIDE://h:9092", "INSIDE is not one of the listeners PLAINTEXT"),
         ("listener.security.protocol.map", "A:PLAIN", "=A:PLAIN is not NAME:PROTOCOL"),
         ("listener.security.protocol.map", "A:SSL,a:SSL", "a name occurs once"),
@@ -199,6 +201,16 @@ def test_listeners_on_one_port_are_refused() -> None:
     listeners = {"listeners": "h:1,B://h:1", "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,B:PLAINTEXT"}
     with pytest.raises(SettingRefused, match="2 listeners on port 1 of h; each needs its own port"):
         resolve(Source(DATA | listeners))
+
+
+def test_other_brokers_may_use_any_listener() -> None:
+    listeners = {"listeners": "SASL_SSL://h:1,SSL://h:2"}
+    resolved = resolve(Source(DATA | listeners | {"inter.broker.listener.name": "SASL_SSL"}))
+    assert resolved.without_effect == ["inter.broker.listener.name"]
+    protocol = {"security.inter.broker.protocol": "SSL"}
+    assert resolve(Source(DATA | listeners | protocol)).without_effect == ["security.inter.broker.protocol"]
+    with pytest.raises(SettingRefused, match="exclude each other"):
+        resolve(Source(DATA | listeners | protocol), Source({"inter.broker.listener.name": "SSL"}))
 
 
 SECRET = "-----BEGIN PRIVATE KEY----- MIISECRET -----END PRIVATE KEY-----"

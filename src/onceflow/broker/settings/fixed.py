@@ -21,8 +21,6 @@ FIXED: dict[str, tuple[str, str]] = {
     "offsets.topic.num.partitions": ("1", _ONE_PARTITION),
     "transaction.state.log.num.partitions": ("1", _ONE_PARTITION),
     "compression.type": ("producer", "batches stay as their producer compressed them"),
-    "security.inter.broker.protocol": ("PLAINTEXT", "there is no other broker to connect to"),
-    "inter.broker.listener.name": ("PLAINTEXT", "there is no other broker to connect to"),
     "group.coordinator.rebalance.protocols": ("classic", "groups use the classic protocol"),
     "ssl.keystore.type": ("PEM", _PEM),
     "ssl.truststore.type": ("PEM", _PEM),
@@ -145,6 +143,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "kafka.metrics.": _NO_REPORTERS,
     "telemetry.": _NO_REPORTERS,
     "auto.include.jmx.reporter": _NO_REPORTERS,
+    "inter.broker.listener.name": _NO_OTHER_BROKER,
+    "security.inter.broker.protocol": _NO_OTHER_BROKER,
     "sasl.client.callback.handler.class": _NO_OTHER_BROKER,
     "sasl.login.": _NO_OTHER_BROKER,
     "sasl.oauthbearer.assertion.": _NO_OTHER_BROKER,
@@ -171,7 +171,6 @@ WITHOUT_EFFECT: dict[str, str] = {
 A name that ends with a dot is a prefix.
 """
 
-_NO_SECURITY = "there is no authorization: every client that may connect can do everything"
 _NO_KERBEROS = "SASL has PLAIN, SCRAM and OAUTHBEARER, not GSSAPI"
 _ONLY_PEM = "keys and certificates are in PEM, where only ssl.key.password is possible"
 _ON_THIS_DISK = "all records are on this broker's own disk"
@@ -185,11 +184,11 @@ REFUSED: dict[str, str] = {
     "sasl.oauthbearer.jwt.validator.class": "validators are Java classes; sasl.oauthbearer.validator is a function",
     "sasl.jaas.config": "users of PLAIN are in listener.name.NAME.plain.sasl.jaas.config",
     "sasl.server.callback.handler.class": "callback handlers are Java classes",
-    "security.": _NO_SECURITY,
+    "security.providers": "security providers are Java classes",
     "listener.name.": "a listener's own settings are those of TLS and SASL, and limits of connections",
-    "principal.builder.class": _NO_SECURITY,
-    "delegation.token.": _NO_SECURITY,
-    "password.encoder.": _NO_SECURITY,
+    "principal.builder.class": "principal builders are Java classes",
+    "delegation.token.": "there are no delegation tokens",
+    "password.encoder.": "no setting with a password can be changed at run time",
     "zookeeper.ssl.": _OPEN_ZOOKEEPER,
     "zookeeper.clientCnxnSocket": _OPEN_ZOOKEEPER,
     "remote.": _ON_THIS_DISK,

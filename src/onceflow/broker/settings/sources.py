@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.broker.config import NO_SECURITY, BrokerConfig
-from onceflow.broker.settings.addresses import check_listeners
+from onceflow.broker.settings.addresses import check_inter_broker_listener, check_listeners
 from onceflow.broker.settings.authorization import check_authorization
 from onceflow.broker.settings.connections import check_address_limits
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
@@ -76,10 +76,11 @@ def resolve(*sources: Source) -> Resolved:
                 overrides.setdefault(listener, {}).update(_read(setting, source, name))
     if "data" not in values:
         raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
-    given = dict.fromkeys(name for source in sources for name in source.given)
+    given = {name: text for source in sources for name, text in source.given.items()}
     without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
     config = with_own_settings(_config(values), overrides)
     check_listeners(config)
+    check_inter_broker_listener(config, given)
     check_address_limits(config)
     without_effect += settings_of_no_listener(config, given)
     check_authorization(config)
