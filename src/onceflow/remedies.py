@@ -142,6 +142,7 @@ class Remedy(StrEnum):
     LISTENER_PORT = "specify the port of a broker's {kind} listener"
     NEWER_BROKER = "use a broker of Apache Kafka 2.4 or newer"
     MORE_TIME = "increase the timeout"
+    SECURITY_PROTOCOL = "set security.protocol to that of the listener"
     TRUSTED_FILE = "set ssl.truststore.location to a file of trusted certificates"
     USER_PASSWORD = "check sasl.jaas.config"
     NEW_TOKEN = "put a valid token into {file}"

@@ -33,6 +33,8 @@ class AuthenticationFailed(ClientError):
 def authenticate(ask: Ask, address: Address, sasl: Sasl | Bearer) -> None:
     """Authenticate a connection. Raises AuthenticationFailed, InvalidSecurity, and what `ask` raises."""
     agreed = ask(SASL_HANDSHAKE, HANDSHAKE_VERSION, requests.message(SASL_HANDSHAKE, mechanism=sasl.mechanism))
+    if agreed.error_code == ErrorCode.illegal_sasl_state:
+        raise AuthenticationFailed(f"the listener at {address} has no SASL; {Remedy.SECURITY_PROTOCOL}")
     if agreed.error_code != ErrorCode.none:
         offered = ", ".join(agreed.mechanisms) or "none"
         raise AuthenticationFailed(f"{address} does not support SASL mechanism {sasl.mechanism}; it offers {offered}")

@@ -62,6 +62,8 @@ class Connection:
         self.security = security
         self.timeout_ms = timeout_ms
         self.response_bytes_max = response_bytes_max
+        self.has_served = True
+        """Whether the broker has responded to a request after the handshake; during the handshake it counts as one."""
         self._correlation_id = 0
         self._socket = self._connect()
         try:
@@ -72,6 +74,7 @@ class Connection:
             if security.sasl is not None:
                 authenticate(self.request_version, self.address, security.sasl)
             self.timeout_ms = timeout_ms
+            self.has_served = False
         except (ConnectionLost, RequestTimedOut) as error:
             raise BrokerUnreachable(
                 f"the server at {self.address} does not respond like a Kafka broker ({error}); {self._listener_port()}",
@@ -137,7 +140,9 @@ class Connection:
         """
         deadline = time.monotonic() + (self.timeout_ms + extra_wait_ms) / 1000
         with self._closing(extra_wait_ms):
-            return parse(self._receive_frame(self._send(encode, deadline), deadline))
+            response = parse(self._receive_frame(self._send(encode, deadline), deadline))
+        self.has_served = True
+        return response
 
     def send(self, encode: Callable[[int], bytes]) -> int:
         """Send the frame that `encode(correlation id)` returns without waiting for its response; return that id.
@@ -150,7 +155,9 @@ class Connection:
     def receive(self, correlation_id: int, parse: Callable[[memoryview], _T]) -> _T:
         """Return the response to an earlier `send`; waits up to the connection's timeout from now."""
         with self._closing(0):
-            return parse(self._receive_frame(correlation_id, time.monotonic() + self.timeout_ms / 1000))
+            response = parse(self._receive_frame(correlation_id, time.monotonic() + self.timeout_ms / 1000))
+        self.has_served = True
+        return response
 
     @contextlib.contextmanager
     def _closing(self, extra_wait_ms: int) -> Iterator[None]:
@@ -165,7 +172,7 @@ class Connection:
             ) from error
         except OSError as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self.address} broke: {error}; {Remedy.TRY_AGAIN}") from error
+            raise ConnectionLost(f"the connection to {self.address} broke: {error}; {self._after_loss()}") from error
         except MalformedFrame as error:
             self.close()
             raise NotKafka(f"{self.address} sent a response that violates Kafka's protocol: {error}") from error
@@ -213,7 +220,12 @@ class Connection:
 
     def _listener_port(self) -> str:
         words = ("TLS" if self.security.tls else "plain", " with SASL" if self.security.sasl else "")
-        return Remedy.LISTENER_PORT.format(kind=words[0]) + words[1]
+        return f"{Remedy.SECURITY_PROTOCOL}, or {Remedy.LISTENER_PORT.format(kind=words[0])}{words[1]}"
+
+    def _after_loss(self) -> str:
+        """Return the remedies of a lost connection: a broker closes it at the first request without a SASL login."""
+        needs_login = self.security.sasl is None and not self.has_served
+        return f"{Remedy.SECURITY_PROTOCOL}, or {Remedy.TRY_AGAIN}" if needs_login else Remedy.TRY_AGAIN
 
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
         # Every broker supports version 0, old or new; later ones return nothing that is used here.
@@ -251,7 +263,7 @@ class Connection:
             self._socket.settimeout(_left_s(deadline))
             received = self._socket.recv_into(rest)
             if received == 0:
-                raise ConnectionLost(f"{self.address} closed the connection before it responded; {Remedy.TRY_AGAIN}")
+                raise ConnectionLost(f"{self.address} closed the connection before it responded; {self._after_loss()}")
             rest = rest[received:]
         return whole
 

@@ -9,6 +9,7 @@ from onceflow.client.addresses import Address, parse_bootstrap
 from onceflow.client.connection import Connection
 from onceflow.client.errors import (
     BrokerUnreachable,
+    ClientError,
     ConnectionLost,
     CoordinatorUnavailable,
     LeaderUnavailable,
@@ -26,6 +27,8 @@ RESPONSE_HEADROOM_BYTES = 1024 * 1024
 PAUSE_MS_MIN = 50
 PAUSE_MS_MAX = 1_000
 
+FIRST_LOSSES_MS_MAX = 500
+"""A broker that stops closes a new connection once; one whose listener needs another security protocol, each time."""
 _RETRIABLE = (BrokerUnreachable, ConnectionLost, LeaderUnavailable, CoordinatorUnavailable)
 _COORDINATOR_CODES = frozenset(
     {
@@ -64,6 +67,7 @@ class Router:
         self._bootstrap_addresses = parse_bootstrap(bootstrap)
         self._connections: dict[Address, Connection] = {}
         self._reached: set[Address] = set()
+        self._has_served = False
         self._brokers: Mapping[int, Address] = {}
         self._controller_id = -1
         self._topics: dict[str, TopicMetadata] = {}
@@ -71,15 +75,15 @@ class Router:
 
     def close(self) -> None:
         """Close every connection. A later call opens new ones."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
+        for address in list(self._connections):
+            self._drop(address)
 
     def retry(self, attempt: Callable[[], _T]) -> _T:
         """Return the result of `attempt`; repeat it while a leader or coordinator moves or loads.
 
-        The pauses start at 50 ms and double up to 1 s. After `timeout_ms` the last error is raised, after
-        `first_contact_ms` if no broker was reached yet.
+        The pauses start at 50 ms and double up to 1 s. After `timeout_ms` the last error is raised. If no broker was
+        reached yet, that is `first_contact_ms`; if each closed the connection at the first request, at least
+        `FIRST_LOSSES_MS_MAX`.
         """
         start = time.monotonic()
         pause_ms = PAUSE_MS_MIN
@@ -89,12 +93,19 @@ class Router:
             except _RETRIABLE as error:
                 self._topics.clear()
                 self._coordinators.clear()
-                is_first = isinstance(error, BrokerUnreachable) and not self._reached
-                allowed_ms = self._first_contact_ms if is_first else self.timeout_ms
-                if (time.monotonic() - start) * 1000 + pause_ms > allowed_ms:
+                if (time.monotonic() - start) * 1000 + pause_ms > self._allowed_ms(error):
                     raise
             time.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, PAUSE_MS_MAX)
+
+    def _allowed_ms(self, error: ClientError) -> int:
+        """Return how long to repeat an attempt that fails with this error."""
+        if isinstance(error, BrokerUnreachable) and not self._reached:
+            return self._first_contact_ms
+        has_served = self._has_served or any(connection.has_served for connection in self._connections.values())
+        if isinstance(error, ConnectionLost) and not has_served:
+            return max(self._first_contact_ms, FIRST_LOSSES_MS_MAX)
+        return self.timeout_ms
 
     # Metadata
 
@@ -165,8 +176,7 @@ class Router:
         if connection is not None and connection.is_open():
             return connection
         if connection is not None:
-            connection.close()
-            del self._connections[address]
+            self._drop(address)
         connection = Connection(
             *address,
             client_id=self._client_id,
@@ -177,6 +187,11 @@ class Router:
         self._connections[address] = connection
         self._reached.add(address)
         return connection
+
+    def _drop(self, address: Address) -> None:
+        connection = self._connections.pop(address)
+        self._has_served = self._has_served or connection.has_served
+        connection.close()
 
     def any_connection(self) -> Connection:
         """Return a connection to any broker that responds. Raises BrokerUnreachable."""
