@@ -32,6 +32,7 @@ def open_log(
     clock: ManualClock | None = None,
     topic_id: UUID | None = None,
     log_start_offset: int = 0,
+    is_replica: bool = False,
     **settings: Any,
 ) -> PartitionLog:
     return PartitionLog.open(
@@ -42,6 +43,7 @@ def open_log(
         clean=clean,
         topic_id=topic_id,
         log_start_offset=log_start_offset,
+        is_replica=is_replica,
     )
 
 

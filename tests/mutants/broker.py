@@ -27,8 +27,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/fetch.py",
-        "        if wanted.current_leader_epoch > LEADER_EPOCH:",
-        "        if wanted.current_leader_epoch > LEADER_EPOCH + 1:",
+        "        if wanted.current_leader_epoch > partition.leader_epoch:",
+        "        if wanted.current_leader_epoch > partition.leader_epoch + 1:",
         "broker/handlers/test_client_apis.py::test_a_later_leader_epoch_is_refused",
     ),
     Mutant(
@@ -52,8 +52,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/list_offsets.py",
-        "if 0 <= offset < search.offset_end else _at(*NOT_FOUND)",
-        "if 0 <= offset else _at(*NOT_FOUND)",
+        "if 0 <= offset < search.offset_end else NOT_FOUND",
+        "if 0 <= offset else NOT_FOUND",
         _COMMITTED + "test_time_search_ends_at_last_stable_offset",
     ),
     Mutant(

@@ -57,6 +57,7 @@ def as_kio_says(message: Any) -> FetchRequest:
                     partition.fetch_offset,
                     getattr(partition, "log_start_offset", -1),
                     partition.partition_max_bytes,
+                    getattr(partition, "last_fetched_epoch", -1),
                 )
                 for partition in topic.partitions
             ],
@@ -175,6 +176,9 @@ def test_responses_with_tags_and_nulls(version: int) -> None:
         for (topic, partition), read in zip(said, response.partitions, strict=True):
             assert read[:4] == (topic, partition.partition_index, partition.error_code.value, partition.high_watermark)
             assert bytes(read.records) == (partition.records or b"")
+            diverging = getattr(partition, "diverging_epoch", None)
+            given = None if diverging is None else (diverging.epoch, diverging.end_offset)
+            assert (read.diverging_epoch or (-1, -1)) == (given or (-1, -1))
 
 
 def test_request_error_has_no_partitions() -> None:
@@ -224,7 +228,7 @@ def test_two_byte_name_length_is_read() -> None:
         bytes.fromhex("0001 000c 00000001 0002 6d65 00 ffffffff 00000064 00000001 7fffffff 01 00000000 ffffffff 02")
         + b"\x85\x00abcd\x02" + asked + b"\x01\x63" + bytes([len(tag)]) + tag + bytes.fromhex("00 01 01 00")
     )  # fmt: skip
-    assert parsed(memoryview(frame)).topics == [("abcd", [FetchPartition(5, 0, 9, 0, 2**20)])]
+    assert parsed(memoryview(frame)).topics == [("abcd", [FetchPartition(5, 0, 9, 0, 2**20, 0)])]
 
 
 @every_version
@@ -287,3 +291,14 @@ def test_single_partition_request_of_each_version(version: int) -> None:
     asked = FetchPartition(5, -1, 2**40, -1, 2**20)
     request = FetchRequest(-1, 500, 1, 2**30, READ_COMMITTED, 0, -1, [("clicks", [asked])])
     assert parsed(memoryview(encode_request(version, 1, "me", request))[4:]) == request
+
+
+def test_epochs_of_readers_are_written() -> None:
+    asked = FetchPartition(5, 3, 2**40, -1, 2**20, 2)
+    request = FetchRequest(4, 500, 1, 2**30, READ_COMMITTED, 0, -1, [("clicks", [asked])])
+    assert parsed(memoryview(encode_request(12, 1, "me", request))[4:]) == request
+    parted = PartitionResponse(5, 0, 4, 4, 0, 0, [], (2, 17))
+    (frame,) = encode_response(12, 1, [("clicks", [parted])])
+    assert parse_response(12, frame[4:]).partitions[0].diverging_epoch == (2, 17)
+    (end,) = decode_by_kio(FETCH, 12, frame[4:])[1].responses[0].partitions
+    assert (end.diverging_epoch.epoch, end.diverging_epoch.end_offset) == (2, 17)

@@ -7,7 +7,8 @@ A directory `TOPIC-N` holds, in Kafka's names and formats:
     00000000000000000042.timeindex  timestamp → offset, sparse                 (onceflow.log.index)
     00000000000000000042.txnindex   aborted transactions, if any               (onceflow.log.transactions)
     00000000000000000042.snapshot   producer state below offset 42             (onceflow.log.producers)
-    leader-epoch-checkpoint, partition.metadata                                (onceflow.log.checkpoint)
+    leader-epoch-checkpoint         epochs of the leaders that appended        (onceflow.log.epochs)
+    partition.metadata              id of the topic                            (onceflow.log.checkpoint)
 
 One thread owns a log; only `SyncPoint.run`, `Slice.read` and a `TimeSearch` may run in others. Appended batches are in
 the page cache and not visible yet: the high watermark, below which readers see them, is the end of the log at the last
@@ -19,6 +20,7 @@ duplicate too, since its first copy may be waiting for the same sync.
     .durability     what waits for a sync; rounds of syncs              (onceflow.log.sync)
     .visible        what readers see                                    (onceflow.log.visible)
     .producers      sequences and transactions of the producers         (onceflow.log.producers)
+    .epochs         offsets where the epochs of leaders start           (onceflow.log.epochs)
 """
 
 import logging
@@ -32,7 +34,8 @@ from onceflow.log.checkpoint import LEADER_EPOCH, check_checkpoints, new_checkpo
 from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk
-from onceflow.log.errors import NoSpaceForNewLog, StorageFailed
+from onceflow.log.epochs import UNKNOWN_END, EpochEnd
+from onceflow.log.errors import NoSpaceForNewLog, OffsetOutOfRange, StorageFailed
 from onceflow.log.recovery import Loaded, Loader, new_log
 from onceflow.log.segment import NO_TIMESTAMP, Segment, WriteNotUndone
 from onceflow.log.segments import Segments
@@ -68,9 +71,14 @@ class PartitionLog:
         self._disk = disk
         self._clock = clock
         self.producers = loaded.producers
+        self.epochs = loaded.epochs
+        self.leader_epoch = LEADER_EPOCH
+        """Epoch of the batches that `append` appends."""
         self.segments = Segments(loaded.segments, loaded.log_start_offset, loaded.log_end_offset)
         self.visible = VisibleLog(self.name, config, self.segments, self.producers.transactions)
-        self.durability = Durability(directory, config, disk, clock, self.segments, self.visible, is_new=loaded.is_new)
+        self.durability = Durability(
+            directory, config, disk, clock, self.segments, self.visible, self.epochs, is_new=loaded.is_new
+        )
         self._active_since_ms = clock.now_ms()
         self._is_refusing = False
         self._closed = self._position() if loaded.is_closed else None
@@ -88,6 +96,7 @@ class PartitionLog:
         clean: bool,
         topic_id: UUID | None = None,
         log_start_offset: int = 0,
+        is_replica: bool = False,
     ) -> "PartitionLog":
         """Create the log, or load it: by a scan unless `clean`.
 
@@ -95,18 +104,20 @@ class PartitionLog:
         its first record, so that thousands can be created in a moment; one that a power cut removed was empty and is
         created again.
 
-        `log_start_offset` is the last durable one; segments wholly below it are removed. Raises DataDirectoryRefused
-        where the directory belongs to a topic with another id, NoSpaceForNewLog, OSError.
+        `log_start_offset` is the last durable one; segments wholly below it are removed. The leader epochs of a replica
+        are its own, all other logs are in epoch 0. Raises DataDirectoryRefused where the directory belongs to a topic
+        with another id, NoSpaceForNewLog, OSError.
         """
         if not disk.exists(directory):
             if disk.is_full:
                 raise NoSpaceForNewLog(directory)
             disk.make_directory(directory)
-            new_checkpoints(disk, directory, topic_id)
-            return cls(directory, config, disk, clock, new_log(directory, config, disk, log_start_offset))
+            epochs = new_checkpoints(disk, directory, topic_id, is_replica=is_replica)
+            return cls(directory, config, disk, clock, new_log(directory, config, disk, log_start_offset, epochs))
         sizes = swap.finish(disk, directory)
-        check_checkpoints(disk, directory, sizes, topic_id)
-        loaded = Loader(directory, sizes, config, disk, clock, log_start_offset).load(clean=clean)
+        kept = check_checkpoints(disk, directory, sizes, topic_id, is_replica=is_replica)
+        loader = Loader(directory, sizes, config, disk, clock, log_start_offset, kept, is_replica=is_replica)
+        loaded = loader.load(clean=clean)
         if not clean:
             # After a kill its name may be in the page cache only.
             disk.sync_directory(directory.parent)
@@ -132,6 +143,27 @@ class PartitionLog:
     @property
     def high_watermark(self) -> int:
         return self.visible.high_watermark
+
+    def end_of_epoch(self, epoch: int) -> EpochEnd:
+        """Return the largest epoch up to `epoch` with the offset where it ends in this log (KIP-101)."""
+        return self.epochs.end_of(epoch, self.segments.start_offset, self.segments.end_offset)
+
+    def divergence(self, offset: int, epoch: int) -> EpochEnd | None:
+        """Return where a copy of this log parts from it; None if it has the copy's last record.
+
+        `epoch` is that of the copy's last record, which is before `offset`. Raises OffsetOutOfRange, also for an
+        unknown epoch (Kafka's Partition.readRecords).
+        """
+        end = self.end_of_epoch(epoch)
+        if end == UNKNOWN_END or offset < self.segments.start_offset:
+            raise OffsetOutOfRange(self.name, offset, self.segments.start_offset, self.segments.end_offset)
+        return end if end.epoch < epoch or end.end_offset < offset else None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Lead the log of a replica in this epoch, which is later than those of the log: batches carry it from now
+        on."""
+        self.epochs.assign(epoch, self.segments.end_offset)
+        self.leader_epoch = epoch
 
     def append(
         self,
@@ -210,7 +242,7 @@ class PartitionLog:
         self.producers.check_marker(producer_id, producer_epoch, marker)
         offset = self.segments.end_offset
         batch = encode_marker(
-            producer_id, producer_epoch, marker, offset=offset, timestamp_ms=now_ms, leader_epoch=LEADER_EPOCH
+            producer_id, producer_epoch, marker, offset=offset, timestamp_ms=now_ms, leader_epoch=self.leader_epoch
         )
         header = read_header(batch)
         self._append(header, batch, now_ms, from_reserve=True)
@@ -231,7 +263,7 @@ class PartitionLog:
         if self._must_roll(segment, header, size_bytes, last_offset, now_ms):
             segment = self._roll(now_ms)
             self._require_space(from_reserve=from_reserve)
-        patch_offset(buffer, 0, base_offset, LEADER_EPOCH)
+        patch_offset(buffer, 0, base_offset, self.leader_epoch)
         begin = segment.size_bytes
         self._write(segment, buffer, size_bytes, from_reserve=from_reserve)
         if not from_reserve:

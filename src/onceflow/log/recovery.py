@@ -4,16 +4,16 @@ The scan starts at a snapshot (everything below it was durable when it was writt
 the end, so that it finds damage near the end even in durable data. It checks every batch: length, CRC-32C, and that its
 base offset is the next one. At the first failure **the later segments are removed, newest first, and their removal is
 made durable before the damaged file is truncated**. A crash in between makes the next scan stop at the same batch, and
-no batch after a bad one can reappear. The same pass builds indexes and producer state, open transactions and the index
-of aborted ones. What is kept is synced before it is visible, because after a mere kill it may be in the page cache
-only.
+no batch after a bad one can reappear. The same pass builds indexes and producer state, open transactions, the index of
+aborted ones, and the leader epochs of a replica. What is kept is synced before it is visible, because after a mere kill
+it may be in the page cache only.
 
 After a clean shutdown the last `CLEAN_CHECK_BYTES` and the active segment's indexes are checked, and the snapshot at
 the log's end is loaded. If one of them does not match, the shutdown was not clean, and the scan follows. A sealed
 segment only needs its index files: the cost of a start that opened each would grow with the log.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from onceflow.log import swap
 from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, read_file, remove_if_there
+from onceflow.log.epochs import LeaderEpochs, write_epochs
 from onceflow.log.index import OffsetIndex, TimeIndex, file_name
 from onceflow.log.producers import Producers, Snapshot
 from onceflow.log.segment import LOG_SUFFIX, NO_TIMESTAMP, SNAPSHOT_SUFFIX, Segment, offsets_of
@@ -45,6 +46,7 @@ class Loaded:
     log_end_offset: int
     producers: Producers
     log_start_offset: int
+    epochs: LeaderEpochs
     removed_bytes: int = 0
     """Bytes that recovery truncated: a torn tail, or damage and everything after it."""
     is_new: bool = False
@@ -53,11 +55,12 @@ class Loaded:
     """Whether the disk has everything that closing the log would write."""
 
 
-def new_log(directory: Path, config: LogConfig, disk: Disk, log_start_offset: int) -> Loaded:
+def new_log(directory: Path, config: LogConfig, disk: Disk, log_start_offset: int, epochs: LeaderEpochs) -> Loaded:
     """Create the first segment of a log; its name becomes durable with the first record."""
     segment = Segment(disk, directory, log_start_offset, create=True)
     producers = Producers(directory.name, config)
-    return Loaded([segment], log_start_offset, producers, log_start_offset, is_new=True, is_closed=not log_start_offset)
+    is_closed = not log_start_offset
+    return Loaded([segment], log_start_offset, producers, log_start_offset, epochs, is_new=True, is_closed=is_closed)
 
 
 class Loader:
@@ -71,8 +74,14 @@ class Loader:
         disk: Disk,
         clock: Clock,
         log_start_offset: int,
+        epochs: LeaderEpochs | None,
+        *,
+        is_replica: bool = False,
     ) -> None:
-        """Prepare loading. `sizes`: those of the directory's files, after `swap.finish`."""
+        """Prepare loading. `sizes`: those of the directory's files, after `swap.finish`.
+
+        `epochs`: those of the directory's file, None if it has none; a replica's are read from its batches then.
+        """
         self._directory = directory
         self._config = config
         self._disk = disk
@@ -80,19 +89,41 @@ class Loader:
         self._producers = Producers(directory.name, config)
         self._log_start_offset = log_start_offset
         self._sizes = sizes
+        self._has_epochs = epochs is not None
+        self._epochs = epochs if epochs is not None else LeaderEpochs()
+        self._is_replica = is_replica
         self._snapshots: dict[int, Snapshot] = {}
         """State of the producers at the start of each scanned segment."""
         self._compaction_end = swap.read_compaction_end(disk, directory) if swap.COMPACTION_END_FILE in sizes else 0
 
     def load(self, *, clean: bool) -> Loaded:
+        before = self._epochs.entries() if self._has_epochs else None
         loaded = self._load_clean() if clean else None
         if loaded is None:
             loaded = self._recover()
             self._sizes = self._disk.sizes(self._directory)
+        elif before is None:
+            self._read_epochs(loaded.segments)
+        if self._is_replica:
+            self._epochs.truncate_from_end(loaded.log_end_offset)
         self._remove_strays(loaded)
-        if not loaded.is_closed:
+        has_other_epochs = self._epochs.entries() != before
+        if has_other_epochs:
+            write_epochs(self._disk, self._directory, self._epochs.encode(loaded.log_start_offset))
+        self._epochs.is_changed = False
+        if has_other_epochs or not loaded.is_closed:
             self._disk.sync_directory(self._directory)
         return loaded
+
+    def _read_epochs(self, segments: Iterable[Segment]) -> None:
+        """Read the epochs of segments that are not scanned, because the file was lost."""
+        for segment in segments:
+            for position, _size_bytes, _last_offset in segment.spans(0, segment.size_bytes):
+                self._add_epoch(segment.header_at(position))
+
+    def _add_epoch(self, header: BatchHeader) -> None:
+        if header.partition_leader_epoch > self._epochs.latest:
+            self._epochs.assign(header.partition_leader_epoch, header.base_offset)
 
     def _open_segments(self) -> list[Segment]:
         """Open the segments that contain the log's start or are after it; remove earlier ones left by a crash.
@@ -116,7 +147,7 @@ class Loader:
         """Start a new log after damage removed the log's start; no old offset is reused (as in Kafka's LogLoader)."""
         segment = Segment(self._disk, self._directory, self._log_start_offset, create=True)
         producers = Producers(self._directory.name, self._config)
-        return Loaded([segment], self._log_start_offset, producers, self._log_start_offset)
+        return Loaded([segment], self._log_start_offset, producers, self._log_start_offset, self._epochs)
 
     def _start_of(self, segments: list[Segment]) -> int:
         return max(self._log_start_offset, segments[0].base_offset)
@@ -129,7 +160,7 @@ class Loader:
         if not active.size_bytes and not active.base_offset and not self._log_start_offset:
             # A segment that was never written to has no indexes and no producers.
             active.forget_indexes()
-            return Loaded(segments, 0, self._producers, 0, is_new=True, is_closed=True)
+            return Loaded(segments, 0, self._producers, 0, self._epochs, is_new=True, is_closed=True)
         if not all(segment.has_indexes(self._sizes) for segment in segments[:-1]):
             return None
         if not active.load_active(self._sizes):
@@ -140,7 +171,7 @@ class Loader:
             return None
         if active.size_bytes and active.first_timestamp_ms == NO_TIMESTAMP:
             active.first_timestamp_ms = active.header_at(0).max_timestamp
-        return Loaded(segments, end, self._producers, self._start_of(segments), is_closed=True)
+        return Loaded(segments, end, self._producers, self._start_of(segments), self._epochs, is_closed=True)
 
     def _load_sealed(self, segments: list[Segment]) -> None:
         for segment in segments:
@@ -177,6 +208,9 @@ class Loader:
             return self._fresh_log()
         first = self._first_to_scan(segments)
         self._load_sealed(segments[:first])
+        if self._is_replica:
+            self._read_epochs(() if self._has_epochs else segments[:first])
+            self._epochs.truncate_from_end(segments[first].base_offset)
         size_bytes = sum(segment.size_bytes for segment in segments)
         end = self._scan(segments, first)
         if end < self._log_start_offset:
@@ -184,7 +218,7 @@ class Loader:
             return self._fresh_log()
         self._seal(segments[first:])
         removed_bytes = size_bytes - sum(segment.size_bytes for segment in segments)
-        return Loaded(segments, end, self._producers, self._start_of(segments), removed_bytes)
+        return Loaded(segments, end, self._producers, self._start_of(segments), self._epochs, removed_bytes)
 
     def _seal(self, scanned: list[Segment]) -> None:
         """Write indexes, names and the snapshot at the next segment's start, like a group commit after a roll."""
@@ -239,6 +273,8 @@ class Loader:
             # No record of a batch that compaction emptied has the timestamp.
             max_timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
             segment.index_batch(position, batch_bytes, offset - 1, max_timestamp, self._config.index_interval_bytes)
+            if self._is_replica:
+                self._add_epoch(header)
             if header.producer_id >= 0:
                 self._rebuild_producer(segment, position, header)
             size_bytes = position + batch_bytes

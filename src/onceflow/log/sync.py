@@ -4,7 +4,8 @@ The owner of the log (one thread) calls `Durability.begin_sync`, hands the point
 `end_sync` or `fail_sync` when `SyncPoint.run` has returned or raised. Appends continue meanwhile and belong to the next
 round.
 
-After a roll a round has to sync more than the active file:
+A round that covers the first batches of a leader epoch writes `leader-epoch-checkpoint` first (`onceflow.log.epochs`);
+its name becomes durable in step 3. After a roll a round has to sync more than the active file:
 
 1. the sealed segments' files, oldest first, and the active one: each may contain an acknowledged batch;
 2. the index files of the sealed segments, which are written now;
@@ -18,7 +19,7 @@ A file that was deleted under the broker counts as one that cannot be synced.
 
 A failed sync of 1 or 3 is final. Files that can be rebuilt are not: if an index or a snapshot cannot be written (a full
 disk, no free descriptor), its seal and the later ones are kept for the next round. A directory that could not be opened
-for its sync keeps the whole round.
+for its sync, or epochs that could not be written, keep the whole round.
 """
 
 import errno
@@ -31,6 +32,7 @@ from pathlib import Path
 from onceflow.log.clock import Clock
 from onceflow.log.config import INT64_MAX, LogConfig
 from onceflow.log.disk import Disk, SyncNotBegun, write_file
+from onceflow.log.epochs import LeaderEpochs, write_epochs
 from onceflow.log.errors import StorageFailed
 from onceflow.log.index import file_name
 from onceflow.log.producers import Snapshot
@@ -65,6 +67,8 @@ class SyncPoint:
     """(timestamp, last offset of its batch) of the batch with the latest timestamp below `offset_end`."""
     is_first: bool = False
     """Whether the log is new: neither its files' names nor its own may be durable yet."""
+    epochs: bytes | None = None
+    """New content of the file of leader epochs."""
     kept_seals: int = 0
     """Number of the last seals that `run` left to the next round."""
     is_durable: bool = True
@@ -83,10 +87,16 @@ class SyncPoint:
 
     def run_below(self) -> None:
         """Sync everything but the name of a new log's directory. Raises OSError."""
+        if self.epochs is not None:
+            try:
+                write_epochs(self.disk, self.directory, self.epochs)
+            except OSError as error:
+                self.postpone(error)
+                return
         for seal in self.seals:
             _sync_file(seal.segment)
         _sync_file(self.active)
-        if not self.seals and not self.is_first:
+        if not self.seals and not self.is_first and self.epochs is None:
             return
         written = self._write_indexes()
         try:
@@ -162,6 +172,7 @@ class Durability:
         clock: Clock,
         segments: Segments,
         visible: VisibleLog,
+        epochs: LeaderEpochs,
         *,
         is_new: bool,
     ) -> None:
@@ -172,6 +183,7 @@ class Durability:
         self._clock = clock
         self._segments = segments
         self._visible = visible
+        self._epochs = epochs
         self._seals: list[Seal] = []
         self._syncing: SyncPoint | None = None
         self._unsynced_since_ms: int | None = None
@@ -189,7 +201,8 @@ class Durability:
         if self._syncing is not None:
             raise RuntimeError(f"{self._directory.name}: a sync up to {self._syncing.offset_end} is already running")
         offset_end = self._segments.end_offset
-        if self.failure is not None or (offset_end == self.synced_offset and not self._seals):
+        is_synced = offset_end == self.synced_offset and not self._seals and not self._epochs.is_changed
+        if self.failure is not None or is_synced:
             return None
         self._unsynced_since_ms = None
         active = self._segments.active
@@ -202,8 +215,16 @@ class Durability:
             seals=tuple(self._seals),
             max_timestamp=self._max_timestamp(),
             is_first=self._is_new,
+            epochs=self._changed_epochs(),
         )
         return self._syncing
+
+    def _changed_epochs(self) -> bytes | None:
+        """Return the content of the file of leader epochs if it must be written."""
+        if not self._epochs.is_changed:
+            return None
+        self._epochs.is_changed = False
+        return self._epochs.encode(self._segments.start_offset)
 
     def end_sync(self, point: SyncPoint) -> None:
         """Make visible what `point.run` covered; called after it returned.
@@ -213,6 +234,7 @@ class Durability:
         self._syncing = None
         self._warn(point)
         if not point.is_durable:
+            self._epochs.is_changed = self._epochs.is_changed or point.epochs is not None
             return
         self._is_new = False
         if point.active.size_bytes == point.size_bytes:

@@ -33,11 +33,17 @@ _VERSION_OF_ONE = 12
 """Most requests and responses have one partition; this version has a faster path for them."""
 _SESSIONS_FROM = 7
 _RACK_FROM = 11
+_EPOCHS_FROM = 12
 
 _LIMITS = struct.Struct(">iiiib")
 _SESSION = struct.Struct(">ii")
 _ERROR_AND_SESSION = struct.Struct(">hi")
 _ABORTED = struct.Struct(">qq")
+
+_DIVERGING_EPOCH = struct.Struct(">BBBiqB")
+"""A section of one tagged field: epoch and end offset, without tagged fields of their own."""
+_DIVERGING_EPOCH_TAG = bytes((0, 13))
+"""Number and size of the field, which is the first one if it is there."""
 
 # Fixed part of a partition in a request: partition, [leader epoch,] fetch offset, [last fetched epoch,] [log start
 # offset,] max bytes.
@@ -71,6 +77,7 @@ class FetchPartition(NamedTuple):
     fetch_offset: int
     log_start_offset: int
     max_bytes: int
+    last_fetched_epoch: int = -1
 
 
 class FetchRequest(NamedTuple):
@@ -89,7 +96,8 @@ class FetchRequest(NamedTuple):
 class PartitionResponse(NamedTuple):
     """A response's part for one partition; `records_bytes` of records follow it.
 
-    `aborted`: (producer id, first offset) for read_committed, None (null) for read_uncommitted.
+    `aborted`: (producer id, first offset) for read_committed, None (null) for read_uncommitted. `diverging_epoch`:
+    (leader epoch, end offset) where the reader's log and the leader's part, from version 12 on.
     """
 
     partition: int
@@ -99,6 +107,7 @@ class PartitionResponse(NamedTuple):
     log_start_offset: int
     records_bytes: int
     aborted: Sequence[tuple[int, int]] | None = None
+    diverging_epoch: tuple[int, int] | None = None
 
 
 class FetchedPartition(NamedTuple):
@@ -112,6 +121,7 @@ class FetchedPartition(NamedTuple):
     log_start_offset: int
     aborted: list[tuple[int, int]]
     records: memoryview
+    diverging_epoch: tuple[int, int] | None = None
 
 
 class FetchResponse(NamedTuple):
@@ -165,13 +175,13 @@ def _parse_one(frame: memoryview, position: int) -> FetchRequest | None:
         end = position + name_length - 1
         if topic_count != 2 or name_length >= 0x80 or frame[end] != 2:
             return None
-        partition, epoch, offset, _, log_start_offset, max_bytes = _ASKED_FROM_12.unpack_from(frame, end + 1)
+        partition, epoch, offset, last_epoch, log_start_offset, max_bytes = _ASKED_FROM_12.unpack_from(frame, end + 1)
         if frame[end + 1 + _ASKED_FROM_12.size :] != _AFTER_ONE_REQUESTED:
             return None
         name = str(frame[position:end], "utf-8")
     except SHORT_OF_BYTES:
         return None
-    asked = FetchPartition(partition, epoch, offset, log_start_offset, max_bytes)
+    asked = FetchPartition(partition, epoch, offset, log_start_offset, max_bytes, last_epoch)
     return FetchRequest._make((*fixed[:7], [(name, [asked])]))
 
 
@@ -211,10 +221,10 @@ def _asked_layout(version: int) -> struct.Struct:
 
 def _asked(values: tuple[int, ...], version: int) -> FetchPartition:
     if version >= 12:
-        partition, epoch, offset, _, log_start_offset, max_bytes = values
-        return FetchPartition(partition, epoch, offset, log_start_offset, max_bytes)
+        partition, epoch, offset, last_epoch, log_start_offset, max_bytes = values
+        return FetchPartition(partition, epoch, offset, log_start_offset, max_bytes, last_epoch)
     if version >= 9:
-        return FetchPartition._make(values)
+        return FetchPartition(*values)
     if version >= 5:
         return FetchPartition(values[0], -1, *values[1:])
     return FetchPartition(values[0], -1, values[1], -1, values[2])
@@ -248,8 +258,10 @@ def encode_response(
     """
     if version == _VERSION_OF_ONE and len(topics) == 1 and not error_code and not throttle_ms:
         name, partitions = topics[0]
-        if len(partitions) == 1 and not partitions[0].aborted and not partitions[0].error_code:
-            return _encode_one(correlation_id, name, partitions[0])
+        if len(partitions) == 1:
+            data = partitions[0]
+            if not (data.aborted or data.error_code or data.diverging_epoch):
+                return _encode_one(correlation_id, name, data)
     return _encode_response(version, correlation_id, topics, error_code, throttle_ms)
 
 
@@ -279,7 +291,9 @@ def _encode_response(
                 records_bytes += data.records_bytes
                 pieces.append(piece)
                 piece = bytearray()
-            if flexible:
+            if data.diverging_epoch is not None and version >= _EPOCHS_FROM:
+                piece += _DIVERGING_EPOCH.pack(1, *_DIVERGING_EPOCH_TAG, *data.diverging_epoch, 0)
+            elif flexible:
                 piece.append(0)
         if flexible:
             piece.append(0)
@@ -364,12 +378,12 @@ def encode_request(version: int, correlation_id: int, client_id: str | None, req
 
 
 def _append_asked(buffer: bytearray, version: int, asked: FetchPartition) -> None:
-    partition, epoch, offset, log_start_offset, max_bytes = asked
+    partition, epoch, offset, log_start_offset, max_bytes, last_epoch = asked
     if version >= 12:
-        buffer += _ASKED_FROM_12.pack(partition, epoch, offset, -1, log_start_offset, max_bytes)
+        buffer += _ASKED_FROM_12.pack(partition, epoch, offset, last_epoch, log_start_offset, max_bytes)
         buffer.append(0)
     elif version >= 9:
-        buffer += _ASKED_FROM_9.pack(*asked)
+        buffer += _ASKED_FROM_9.pack(partition, epoch, offset, log_start_offset, max_bytes)
     elif version >= 5:
         buffer += _ASKED_FROM_5.pack(partition, offset, log_start_offset, max_bytes)
     else:
@@ -430,8 +444,9 @@ def _read_fetched(view: memoryview, position: int, version: int, topic: str) -> 
     if version >= _RACK_FROM:
         position += len(_NO_PREFERRED_REPLICA)
     records, position = read_nullable_bytes(view, position, flexible=flexible)
+    diverging_epoch = None
     if flexible:
-        position = skip_tags(view, position)
+        diverging_epoch, position = _read_diverging_epoch(view, position)
     partition, error_code, high_watermark, last_stable_offset, log_start_offset = fixed
     fetched = FetchedPartition(
         topic,
@@ -442,5 +457,15 @@ def _read_fetched(view: memoryview, position: int, version: int, topic: str) -> 
         log_start_offset,
         aborted,
         view[0:0] if records is None else records,
+        diverging_epoch,
     )
     return fetched, position
+
+
+def _read_diverging_epoch(view: memoryview, position: int) -> tuple[tuple[int, int] | None, int]:
+    """Read the tagged fields of a partition; return the diverging epoch, if any, and the position after them."""
+    end = skip_tags(view, position)
+    if not view[position] or view[position + 1 : position + 3] != _DIVERGING_EPOCH_TAG:
+        return None, end
+    *_, epoch, end_offset, _tags = _DIVERGING_EPOCH.unpack_from(view, position)
+    return (epoch, end_offset), end

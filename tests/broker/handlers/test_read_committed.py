@@ -7,6 +7,7 @@ The log was written by Kafka (`tests.log.golden_transactions`), and the expected
 import asyncio
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,14 @@ from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.batch import batches, patch_offset
 from onceflow.wire.errors import ErrorCode
-from onceflow.wire.fetch import READ_COMMITTED, READ_UNCOMMITTED
+from onceflow.wire.fetch import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    FetchPartition,
+    FetchRequest,
+    encode_request,
+    parse_response,
+)
 from tests.broker.driven_broker import PoweredBroker, eventually
 from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected
 from tests.broker.test_durability import WAIT_SECONDS
@@ -33,6 +41,7 @@ Result = TypeVar("Result")
 
 FIRST_MS = 1795263411910
 LAST_MS = 1795263412040
+LATER_MS = time.time_ns() // 1_000_000 + 600_000
 COMMITTED = [b"v0", b"v1", b"v0", b"v0"]
 """Timestamps at the offsets 0, 1, 10, 11."""
 
@@ -156,6 +165,41 @@ def test_rule_5_epoch_ends_like_kafka(client: RawClient) -> None:
         assert epoch_end(client, 1, 0, version=version) == (ErrorCode.unknown_leader_epoch, -1, -1)
         missing = epoch_end(client, -1, 0, version=version, partition=7)
         assert missing == (ErrorCode.unknown_topic_or_partition, -1, -1)
+
+
+def lead_again(partition: Partition) -> None:
+    """Lead the golden log, of 15 records, in epoch 3."""
+    partition.log.begin_epoch(3)
+    partition.leader_epoch = 3
+    partition.log.append(batch_of(b"later", timestamp_ms=LATER_MS))
+
+
+def test_later_epochs_are_reported(broker: ChangedBroker, client: RawClient) -> None:
+    broker.change("g", lead_again)
+    while list_offset(client, -1, READ_UNCOMMITTED) != (0, -1, 16, 3):
+        pass
+    assert list_offset(client, -2, READ_UNCOMMITTED) == (0, -1, 0, 0)
+    assert list_offset(client, FIRST_MS, READ_UNCOMMITTED) == (0, FIRST_MS, 0, 0)
+    assert list_offset(client, LATER_MS, READ_UNCOMMITTED) == (0, LATER_MS, 15, 3)
+    assert [epoch_end(client, 3, wanted) for wanted in (0, 2, 3)] == [(0, 0, 15), (0, 0, 15), (0, 3, 16)]
+    assert epoch_end(client, 0, 0) == (ErrorCode.fenced_leader_epoch, -1, -1)
+
+
+def test_reader_learns_where_it_diverges(broker: ChangedBroker, client: RawClient) -> None:
+    broker.change("g", lead_again)
+
+    def fetched(offset: int, last_epoch: int, current: int = -1) -> tuple[object, ...]:
+        asked = FetchPartition(0, current, offset, -1, 2**20, last_epoch)
+        request = FetchRequest(-1, 5000, 1, 2**20, READ_UNCOMMITTED, 0, -1, [("g", [asked])])
+        client.socket.sendall(encode_request(FETCH_VERSION, 1, "raw", request))
+        (response,) = parse_response(FETCH_VERSION, client.receive_frame()).partitions
+        return ErrorCode(response.error_code).name, response.diverging_epoch, bool(response.records)
+
+    assert fetched(15, 0) == ("none", None, True)
+    assert fetched(16, 0) == ("none", (0, 15), False)
+    assert fetched(15, 2) == ("none", (0, 15), False)
+    assert fetched(16, 4) == ("offset_out_of_range", None, False)
+    assert fetched(0, -1, current=2) == ("fenced_leader_epoch", None, False)
 
 
 def has_response(client: RawClient, within_seconds: float) -> bool:

@@ -23,7 +23,7 @@ from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access
 from onceflow.broker.storage.partitions import Partition
-from onceflow.log.checkpoint import LEADER_EPOCH
+from onceflow.log.epochs import EpochEnd
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
 from onceflow.wire import apis, fetch
@@ -250,14 +250,20 @@ class PendingFetch:
             return _error(result, wanted, ErrorCode.unknown_topic_or_partition)
         if self._body.replica_id >= 0:
             return _error(result, wanted, ErrorCode.not_leader_or_follower)
-        if wanted.current_leader_epoch > LEADER_EPOCH:
+        if wanted.current_leader_epoch > partition.leader_epoch:
             return _error(result, wanted, ErrorCode.unknown_leader_epoch)
+        if 0 <= wanted.current_leader_epoch < partition.leader_epoch:
+            return _error(result, wanted, ErrorCode.fenced_leader_epoch)
         visible = partition.log.visible
         high_watermark, last_stable_offset = visible.high_watermark, visible.last_stable_offset
         is_committed = self._body.isolation_level == fetch.READ_COMMITTED
         end = last_stable_offset if is_committed else high_watermark
         bytes_max = max(min(wanted.max_bytes, self._max_bytes - result.size_bytes), 0)
         try:
+            if wanted.last_fetched_epoch >= 0:
+                parted = partition.log.divergence(wanted.fetch_offset, wanted.last_fetched_epoch)
+                if parted is not None:
+                    return _diverging(result, wanted, partition, parted)
             at_least_one = not result.size_bytes
             piece = visible.read(wanted.fetch_offset, bytes_max, offset_end=end, at_least_one_batch=at_least_one)
             aborted = visible.aborted_in(wanted.fetch_offset, piece) if is_committed else None
@@ -350,6 +356,22 @@ def _error(result: ReadResult, wanted: FetchPartition, error_code: ErrorCode) ->
     result.errors.append(error_code)
     aborted = () if error_code in EMPTY_ABORTED else None
     return PartitionResponse(wanted.partition, error_code, -1, -1, -1, 0, aborted)
+
+
+def _diverging(result: ReadResult, wanted: FetchPartition, partition: Partition, parted: EpochEnd) -> PartitionResponse:
+    """Return the response, at once, to a reader that has read records which this log does not have (KIP-320)."""
+    result.is_final = True
+    visible = partition.log.visible
+    return PartitionResponse(
+        wanted.partition,
+        0,
+        visible.high_watermark,
+        visible.last_stable_offset,
+        partition.log.log_start_offset,
+        0,
+        None,
+        parted,
+    )
 
 
 def _interleave(pieces: Sequence[bytes], slices: Sequence[Slice]) -> list[Piece]:

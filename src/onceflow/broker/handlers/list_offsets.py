@@ -19,7 +19,7 @@ from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access
 from onceflow.broker.storage.partitions import Partition, when_ends_synced
-from onceflow.log.checkpoint import LEADER_EPOCH
+from onceflow.log.epochs import UNKNOWN_END, EpochEnd
 from onceflow.log.errors import LogError
 from onceflow.log.time_search import TimeSearch
 from onceflow.wire import apis
@@ -142,11 +142,11 @@ def _respond_with_listed(request: Request, topics: Sequence[tuple[str, Sequence[
     respond_in_slices(request, head, elements(), tags)
 
 
-def _epoch_error(current_leader_epoch: int) -> ErrorCode:
-    """Compare a request's `current_leader_epoch` with the only one (Kafka's Partition.checkCurrentLeaderEpoch)."""
-    if current_leader_epoch in (NO_LEADER_EPOCH, LEADER_EPOCH):
+def _epoch_error(partition: Partition, current_leader_epoch: int) -> ErrorCode:
+    """Compare a request's `current_leader_epoch` with the partition's (Kafka's Partition.checkCurrentLeaderEpoch)."""
+    if current_leader_epoch in (NO_LEADER_EPOCH, partition.leader_epoch):
         return ErrorCode.none
-    is_older = current_leader_epoch < LEADER_EPOCH
+    is_older = current_leader_epoch < partition.leader_epoch
     return ErrorCode.fenced_leader_epoch if is_older else ErrorCode.unknown_leader_epoch
 
 
@@ -203,11 +203,11 @@ class _Listing:
         is_committed = self._isolation_level == READ_COMMITTED
         offset_end = visible.last_stable_offset if is_committed else visible.high_watermark
         if entry.timestamp == LATEST:
-            response.update(_at(-1, offset_end))
+            response.update(timestamp=-1, offset=offset_end, leader_epoch=partition.leader_epoch)
         elif entry.timestamp in (EARLIEST, EARLIEST_LOCAL):
-            response.update(_at(-1, partition.log.log_start_offset))
+            response.update(_at(partition, -1, partition.log.log_start_offset))
         elif entry.timestamp == LATEST_TIERED:
-            response.update(_at(*NOT_FOUND))
+            response.update(_at(partition, *NOT_FOUND))
         elif entry.timestamp == MAX_TIMESTAMP:
             self.searches.append(_Search(response, offset_end, visible.search_max_timestamp(), partition))
         else:
@@ -224,7 +224,7 @@ class _Listing:
             return ErrorCode.unknown_topic_or_partition
         if entry.timestamp < next(kind for version, kind in EARLIEST_KIND_FROM if self._version >= version):
             return ErrorCode.unsupported_version
-        return _epoch_error(getattr(entry, "current_leader_epoch", NO_LEADER_EPOCH)) or _end_error(
+        return _epoch_error(partition, getattr(entry, "current_leader_epoch", NO_LEADER_EPOCH)) or _end_error(
             partition, self._errors, entry.timestamp
         )
 
@@ -297,21 +297,18 @@ def _result(search: _Search, result: tuple[int, int] | ErrorCode) -> dict[str, A
     if isinstance(result, ErrorCode):
         return {"error_code": result}
     timestamp_ms, offset = result
-    return _at(timestamp_ms, offset) if 0 <= offset < search.offset_end else _at(*NOT_FOUND)
+    return _at(search.partition, *((timestamp_ms, offset) if 0 <= offset < search.offset_end else NOT_FOUND))
 
 
-def _at(timestamp_ms: int, offset: int) -> dict[str, Any]:
-    return {
-        "timestamp": timestamp_ms,
-        "offset": offset,
-        "leader_epoch": LEADER_EPOCH if offset >= 0 else NO_LEADER_EPOCH,
-    }
+def _at(partition: Partition, timestamp_ms: int, offset: int) -> dict[str, Any]:
+    epoch = partition.log.epochs.epoch_at(offset) if offset >= 0 else NO_LEADER_EPOCH
+    return {"timestamp": timestamp_ms, "offset": offset, "leader_epoch": epoch}
 
 
 def handle_offset_for_leader_epoch(node: Node, request: Request) -> None:
-    """Serve one OffsetForLeaderEpoch request (LeaderEpochFileCache.endOffsetFor, with a single epoch).
+    """Serve one OffsetForLeaderEpoch request.
 
-    The end is the log's, as in Kafka, once everything below it is synced.
+    The last epoch ends at the log's end, as in Kafka, once everything below it is synced.
     """
     body = request.decode()
     access = node.access(request)
@@ -326,13 +323,13 @@ def handle_offset_for_leader_epoch(node: Node, request: Request) -> None:
 
 
 def _partitions_by_epoch(node: Node, body: Any, allowed: Set[str]) -> Iterator[Partition]:
-    """Yield the partitions of a request for the end of their present epoch."""
+    """Yield the partitions of a request for the end of their last epoch."""
     for topic in body.topics:
         if topic.topic not in allowed:
             continue
         for entry in topic.partitions:
             partition = node.partitions.get(topic.topic, entry.partition)
-            if partition is not None and entry.leader_epoch == LEADER_EPOCH:
+            if partition is not None and entry.leader_epoch == partition.log.epochs.latest:
                 yield partition
 
 
@@ -358,23 +355,22 @@ def _respond_with_epoch_ends(
 
 
 def _epoch_end(partition: Partition | None, entry: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
-    error_code, leader_epoch, end_offset = ErrorCode.none, NO_LEADER_EPOCH, NO_OFFSET
+    error_code, end = ErrorCode.none, UNKNOWN_END
     if partition is None:
         error_code = ErrorCode.unknown_topic_or_partition
-    elif _epoch_error(entry.current_leader_epoch):
-        error_code = _epoch_error(entry.current_leader_epoch)
-    elif entry.leader_epoch == LEADER_EPOCH and partition in errors:
+    elif _epoch_error(partition, entry.current_leader_epoch):
+        error_code = _epoch_error(partition, entry.current_leader_epoch)
+    elif partition in errors:
         error_code = errors[partition]
-    elif entry.leader_epoch == LEADER_EPOCH:
-        leader_epoch, end_offset = LEADER_EPOCH, partition.log.high_watermark
-    elif entry.leader_epoch < NO_LEADER_EPOCH:
-        # Before the first epoch: it ends where the first one starts.
-        leader_epoch, end_offset = entry.leader_epoch, partition.log.log_start_offset
+    elif entry.leader_epoch == partition.log.epochs.latest:
+        end = EpochEnd(entry.leader_epoch, partition.log.high_watermark)
+    else:
+        end = partition.log.end_of_epoch(entry.leader_epoch)
     return {
         "partition": entry.partition,
         "error_code": error_code,
-        "leader_epoch": leader_epoch,
-        "end_offset": end_offset,
+        "leader_epoch": end.epoch,
+        "end_offset": end.end_offset,
     }
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import close_unless_responded
+from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
@@ -26,12 +27,14 @@ Watcher = Callable[["Partition"], None]
 class Partition:
     """One partition: its log, the responses that wait for its next sync, and the fetches that wait for its data."""
 
-    __slots__ = ("_waiting", "_waiting_for_disk", "index", "log", "topic", "watchers")
+    __slots__ = ("_waiting", "_waiting_for_disk", "index", "leader_epoch", "log", "topic", "watchers")
 
     def __init__(self, topic: str, index: int, log: PartitionLog) -> None:
         self.topic = topic
         self.index = index
         self.log = log
+        self.leader_epoch = LEADER_EPOCH
+        """Epoch of the partition's leader, which the controller of a cluster increases."""
         self.watchers: set[Watcher] = set()
         self._waiting: deque[tuple[int, Synced]] = deque()
         self._waiting_for_disk: deque[tuple[int, Synced]] = deque()
