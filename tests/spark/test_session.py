@@ -61,6 +61,15 @@ def test_worker_python_drops_only_sparks_files() -> None:
     assert done.stdout == ":".join(kept) + "|an argument"
 
 
+@pytest.mark.parametrize(
+    ("given", "threads"), [({}, "1"), ({"OMP_NUM_THREADS": "4"}, "4"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")]
+)
+def test_worker_python_limits_numpys_threads(given: dict[str, str], threads: str) -> None:
+    environment = {"SPARK_HOME": "/spark", "ONCEFLOW_WORKER_PYTHON": "/bin/sh", **given}
+    script = [str(session._WORKER_PYTHON), "-c", 'printf %s "$OPENBLAS_NUM_THREADS"']
+    assert subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout == threads
+
+
 def test_workers_import_installed_pyspark(spark: SparkSession) -> None:
     def origins(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyspark

@@ -10,4 +10,7 @@ for entry in $PYTHONPATH; do
         *) kept=$kept:$entry ;;
     esac
 done
+# numpy starts a thread for each processor, which takes a third of a worker's start. Spark limits the threads of its tasks
+# by OMP_NUM_THREADS; this limits those of a source's process too.
+export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-${OMP_NUM_THREADS:-1}}"
 PYTHONPATH=${kept#:} exec "$ONCEFLOW_WORKER_PYTHON" "$@"
