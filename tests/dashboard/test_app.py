@@ -177,9 +177,11 @@ def test_live_counts_end_after_their_last_use(
     monkeypatch.setattr(feed, "LINGER_S", 0.2)
     counted.micro_batch({("ann", "iOS"): 1})
     page = serve_page(counted.addresses())
+    of_other_pages = set(threading.enumerate())
 
-    def threads() -> set[str]:
-        return {thread.name for thread in threading.enumerate() if thread.name == "live counts"}
+    def threads() -> list[threading.Thread]:
+        new = set(threading.enumerate()) - of_other_pages
+        return [thread for thread in new if thread.name == "live counts"]
 
     with events(page.url) as opened:
         next(opened)

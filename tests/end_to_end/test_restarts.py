@@ -109,9 +109,6 @@ def test_slow_worker_is_restarted(tmp_path: Path, java_home: str) -> None:
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     with Pipeline(tmp_path, java_home, environment={"PYSPARK_PYTHON": str(python)}) as pipeline:
         write(pipeline.broker.bootstrap, TOPIC, {0: [b'{"uid":"ada","click_count":3}'] * 5})
-        done = pipeline.drain("--max-restarts", "0", code=1)
-        assert "Python worker failed to connect back" in done.stderr
-        (tmp_path / "once").rmdir()
         done = pipeline.drain()
         assert done.stderr.count("a Python worker of Spark started too slowly: restart 1 of at most 20") == 1
         verified = pipeline.verify()

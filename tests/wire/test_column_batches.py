@@ -215,8 +215,8 @@ def test_librdkafka_reads_every_codec(bootstrap: str, topic: str, consumer: Cons
                 write(cluster, topic, batch)
     consumer.assign([TopicPartition(topic, codec, 0) for codec in Codec])
     read: dict[int, list[tuple[Any, ...]]] = {codec: [] for codec in Codec}
-    while sum(map(len, read.values())) < len(Codec) * len(rows):
-        for message in consumer.consume(1000, timeout=20):
+    while left := len(Codec) * len(rows) - sum(map(len, read.values())):
+        for message in consumer.consume(left, timeout=20):
             assert message.error() is None
             headers = tuple(message.headers() or ())
             read[message.partition() or 0].append((message.timestamp()[1], message.key(), message.value(), headers))
