@@ -355,11 +355,6 @@ EXPECTED = [
         for what in ("in total", "of a partition")
         for line in ("Fetch *.error_code: 'unknown_server_error' → 'none'", *FETCHED_HERE)
     ),
-    *_rows(
-        "fetch with a later last fetched epoch",
-        "followers",
-        ("Fetch 12 *.error_code: 'offset_out_of_range' → 'none'", *FETCHED_HERE),
-    ),
     Expected("fetch a new session", "Fetch 12 session_id: 'session 1' → 0", "fetch sessions"),
     Expected("fetch an unknown session's new beginning", "Fetch 12 session_id: 'session 1' → 0", "fetch sessions"),
 ]

@@ -39,8 +39,8 @@ MUTANTS = (
     ),
     Mutant(
         "client/routing.py",
-        "allowed_ms = self._first_contact_ms if is_first else self.timeout_ms",
-        "allowed_ms = self.timeout_ms",
+        "            return self._first_contact_ms\n",
+        "            return self.timeout_ms\n",
         _CLUSTER + "test_first_contact_is_not_retried_by_default",
     ),
     Mutant(
