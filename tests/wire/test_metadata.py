@@ -15,7 +15,7 @@ VERSIONS = range(metadata.VERSION_MAX + 1)
 
 
 def response(version: int, *topics: bytes, operations: int = metadata.OPERATIONS_NOT_REQUESTED) -> Any:
-    head = metadata.encode_head(version, 7, "hôst", 9092, "cluster")
+    head = metadata.encode_head(version, [(7, "hôst", 9092, None)], "cluster", 7)
     tail = metadata.encode_tail(version, operations)
     count, flexible = bytearray(), version >= metadata.FLEXIBLE_FROM
     append_count(count, len(topics), flexible=flexible)

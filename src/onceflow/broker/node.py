@@ -4,10 +4,10 @@ import asyncio
 import errno
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onceflow.broker.config import BrokerConfig as BrokerConfig
 from onceflow.broker.groups.coordinator import GroupCoordinator
@@ -26,12 +26,12 @@ from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
 from onceflow.broker.storage.partitions import Partitions, close_all
 from onceflow.broker.storage.record_checks import RecordChecks
-from onceflow.broker.storage.state_log import StateLog
+from onceflow.broker.storage.state_log import StateLog, StateLogElsewhere
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
 from onceflow.broker.topics.operations import TopicOperations
-from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topics
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topic, Topics
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.requests import Transactions
 from onceflow.errors import OnceflowError
@@ -44,9 +44,22 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.known_produce import KnownRequests
 
 if TYPE_CHECKING:
+    from onceflow.broker.cluster.forwarding import TopicForwarder
+    from onceflow.broker.cluster.member import Member
+    from onceflow.broker.cluster.metadata import RegistryMetadata
     from onceflow.broker.cluster.registry import Registry
+    from onceflow.broker.cluster.view import ClusterView
 
 logger = logging.getLogger(__name__)
+
+
+class Cluster(NamedTuple):
+    """The parts of a broker on ZooKeeper that know the other brokers."""
+
+    view: "ClusterView"
+    member: "Member"
+    metadata: "RegistryMetadata"
+    forwarder: "TopicForwarder"
 
 
 class UnfinishedDeletion(OnceflowError):
@@ -101,8 +114,10 @@ class Node:
         self.credentials = Credentials()
         self.stores_credentials = registry is None
         self.throttling = Throttling(config, clock)
+        self.cluster: Cluster | None = None
+        """The other brokers, if this one is on ZooKeeper."""
         self.metadata = self._open_metadata(registry)
-        self.logs.open_topics(self.topics)
+        self.logs.open_topics(self.topics, hosted_by=None if registry is None else self.node_id)
         self.groups = GroupCoordinator(clock, config)
         self.group_requests = GroupRequests(self.groups, self._open_state_topic(GROUP_OFFSETS_TOPIC))
         deleted = self.topics.deleted_names()
@@ -110,6 +125,8 @@ class Node:
         self.group_requests.when_loaded(lambda: self._finish_deletions(deleted))
         self.transactions = self._open_transactions()
         self.topic_operations = self._new_topic_operations()
+        if registry is not None:
+            self._join_cluster()
 
     @classmethod
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
@@ -139,6 +156,45 @@ class Node:
                 registry.close()
             raise
 
+    def _join_cluster(self) -> None:
+        """Obey the controller, or be the controller, from now on."""
+        from onceflow.broker.cluster.forwarding import TopicForwarder
+        from onceflow.broker.cluster.member import Member
+        from onceflow.broker.cluster.metadata import RegistryMetadata
+        from onceflow.broker.cluster.view import ClusterView
+
+        assert isinstance(self.metadata, RegistryMetadata)
+        view = ClusterView()
+        member = Member(
+            self.node_id,
+            view,
+            self.topics,
+            self.partitions,
+            self.topic_operations,
+            self.metadata,
+            self._delete_offsets_of,
+        )
+        self.cluster = Cluster(view, member, self.metadata, TopicForwarder(self.node_id, view))
+        self.partitions.is_elsewhere = self._has_topic_partition
+        self.metadata.connect(member.deliver, member.when_idle)
+
+    def _has_topic_partition(self, topic: str, index: int) -> bool:
+        known = self.topics.by_name.get(topic)
+        return known is not None and 0 <= index < known.partition_count
+
+    def has_partition(self, topic: str, index: int) -> bool:
+        """Return whether a partition exists, here or on another broker of the cluster."""
+        return self.partitions.get(topic, index) is not None or self.partitions.is_elsewhere(topic, index)
+
+    def _delete_offsets_of(self, topics: Set[str]) -> None:
+        """Delete the groups' offsets of topics that the controller deletes."""
+
+        def deleted(error_code: ErrorCode) -> None:
+            if error_code:
+                logger.error("the groups' offsets of deleted topics %s could not be deleted", ", ".join(topics))
+
+        self.group_requests.delete_offsets_of_topics(topics, deleted)
+
     def _open_metadata(self, registry: "Registry | None") -> MetadataStore:
         """Read the topics from the log of this broker, or from ZooKeeper."""
         if registry is None:
@@ -161,6 +217,7 @@ class Node:
             clock=self.clock,
             delete_topics=self.config.delete_topics,
             on_lost=self._lose_registry,
+            on_removed=lambda name: self.topic_operations.forget(name),
         )
         metadata.sync()
         return metadata
@@ -187,20 +244,36 @@ class Node:
             group_commit=self.group_commit,
             thread=self.housekeeping_thread,
             delete_offsets=self.group_requests.delete_offsets_of_topics,
+            opens_partitions=self.stores_credentials,
         )
         self.metadata.follow_others(operations.follow, operations.delete)
         return operations
 
     def _open_state_topic(self, name: str) -> StateLog:
-        """Open an internal topic. One partition suffices: all state is on this broker, and one file needs one sync."""
-        if name not in self.topics.by_name:
-            self.metadata.record(self.topics.decide_create(NewTopic(name, 1)))
-            self.metadata.sync()
-            topic = self.topics.by_name[name]
-            self.partitions.install(name, self.logs.open(topic, (0,), self.logs.config_of(topic), clean=False))
-        partition = self.partitions.get(name, 0)
-        assert partition is not None
+        """Open an internal topic. One partition suffices: all state is on one broker, and one file needs one sync.
+
+        In a cluster that broker is the first controller.
+        """
+        topic = self.topics.by_name.get(name)
+        if topic is None and self.metadata.is_controller:
+            topic = self._create_state_topic(name)
+        partition = self.partitions.hosted(name, 0)
+        if topic is None or partition is None:
+            assert self.config.zookeeper_connect is not None
+            return StateLogElsewhere()
         return StateLog(partition, self.clock, self.group_commit)
+
+    def _create_state_topic(self, name: str) -> Topic:
+        here = (0, (self.node_id,))
+        self.metadata.record(self.topics.decide_create(NewTopic(name, -1, -1, assignments=[here])))
+        self.metadata.sync()
+        topic = self.topics.by_name[name]
+        config = self.logs.config_of(topic)
+        if self.config.zookeeper_connect is None:
+            self.partitions.install(name, self.logs.open(topic, (0,), config, clean=False))
+        else:
+            self.partitions.host(name, 0, self.logs.open_replica(topic, 0, config, clean=False))
+        return topic
 
     def _open_transactions(self) -> Transactions:
         coordinator = TransactionCoordinator(
@@ -243,8 +316,7 @@ class Node:
 
         def synced(error_code: ErrorCode) -> None:
             if not error_code:
-                self.topics.being_deleted -= deleted
-                self.metadata.finish_deletions(deleted)
+                self.metadata.finish_deletions(deleted, self.topics.being_deleted.difference_update)
 
         self.group_requests.when_synced(synced)
 
@@ -283,6 +355,8 @@ class Node:
 
     async def close(self) -> bool:
         """Sync and close every log, mark the directory clean, and return True; False if a log failed."""
+        if self.cluster is not None:
+            self.cluster.forwarder.close()
         await self.housekeeping.close()
         await self.group_commit.close()
         self.housekeeping_thread.shutdown()

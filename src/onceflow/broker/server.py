@@ -123,6 +123,13 @@ class Broker:
         self._exporter: Exporter | None = None
         self._validators: dict[str, Validate | None] = {}
         """Validators of tokens, by the listeners with SASL."""
+        self._apis: Mapping[int, apis.Api] = apis.APIS
+        self._handlers = HANDLERS
+        if config.zookeeper_connect is not None:
+            # Imported here: a broker without a cluster starts faster without it.
+            from onceflow.broker.handlers import inter_broker
+
+            self._apis, self._handlers = apis.CLUSTER_APIS, {**HANDLERS, **inter_broker.HANDLERS}
 
     @property
     def port(self) -> int:
@@ -245,7 +252,7 @@ class Broker:
 
     def _parse_and_handle(self, frame: memoryview, reply: Reply, connection: Connection) -> None:
         try:
-            header = read_request_header(frame, self.config.request_tags_max)
+            header = read_request_header(frame, self.config.request_tags_max, self._apis)
         except UnsupportedVersion as error:
             if error.api_key != apis.API_VERSIONS:
                 raise
@@ -270,12 +277,12 @@ class Broker:
             if not any(map(access.may_on_cluster, WHOLE_REQUESTS[api_key])):
                 REFUSALS[api_key](request, ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
                 return
-        HANDLERS[api_key](node, request)
+        self._handlers[api_key](node, request)
 
     def _decode(self, frame: memoryview) -> Generator[int, None, Handle]:
         """Decode a large request (`connection.Decode`), except Fetch, whose handler has a faster parser."""
         try:
-            header = read_request_header(frame, self.config.request_tags_max)
+            header = read_request_header(frame, self.config.request_tags_max, self._apis)
         except UnsupportedVersion:
             return self._handle
         if header.api.key == apis.FETCH:

@@ -149,6 +149,9 @@ INTER_BROKER_APIS: Mapping[int, Api] = MappingProxyType(
 )
 """Requests between the brokers of a cluster on ZooKeeper, in the versions of inter.broker.protocol.version 3.9."""
 
+CLUSTER_APIS: Mapping[int, Api] = MappingProxyType({**APIS, **INTER_BROKER_APIS})
+"""The APIs of a broker on ZooKeeper."""
+
 _PAGE = """\
 # Protocol
 

@@ -2,8 +2,7 @@
 
 The controller sends LeaderAndIsr, UpdateMetadata and StopReplica; brokers send ControlledShutdown to it. Apache Kafka 4
 removed them with ZooKeeper, so kio has no classes for them; these are like kio's, from the schemas of Kafka 3.9
-(clients/src/main/resources/common/message). AlterPartition is kio's. The controller and the replicas of
-docs/decisions/replication.md, which are not built yet, use them.
+(clients/src/main/resources/common/message). AlterPartition is kio's.
 """
 
 from collections.abc import Mapping
@@ -16,13 +15,10 @@ from kio.schema.errors import ErrorCode
 from kio.schema.request_header.v2.header import RequestHeader
 from kio.schema.response_header.v1.header import ResponseHeader
 from kio.static.constants import EntityType
-from kio.static.primitive import i8, i16, i32, i64
+from kio.static.primitive import i16
 
 from onceflow.wire.apis import CONTROLLED_SHUTDOWN, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
 
-EVERY_PARTITION = 1
-"""`type` of a LeaderAndIsr request with all partitions of a broker (LeaderAndIsrRequest.Type)."""
-SOME_PARTITIONS = 0
 NO_LEADER = -1
 LEADER_DURING_DELETE = -2
 """Leader of a partition whose topic is being deleted, in UpdateMetadata (LeaderAndIsr.LeaderDuringDelete)."""
@@ -93,17 +89,17 @@ class _ControlledShutdown:
 class LeaderAndIsrPartition(_LeaderAndIsr, _Nested):
     """State of one partition; `partition_epoch` is the version of its node in ZooKeeper."""
 
-    partition_index: i32 = field(metadata=_INT32)
-    controller_epoch: i32 = field(metadata=_INT32)
-    leader: i32 = field(metadata=_INT32)
-    leader_epoch: i32 = field(metadata=_INT32)
-    isr: tuple[i32, ...] = field(metadata=_INT32)
-    partition_epoch: i32 = field(metadata=_INT32)
-    replicas: tuple[i32, ...] = field(metadata=_INT32)
-    adding_replicas: tuple[i32, ...] = field(metadata=_INT32, default=())
-    removing_replicas: tuple[i32, ...] = field(metadata=_INT32, default=())
+    partition_index: int = field(metadata=_INT32)
+    controller_epoch: int = field(metadata=_INT32)
+    leader: int = field(metadata=_INT32)
+    leader_epoch: int = field(metadata=_INT32)
+    isr: tuple[int, ...] = field(metadata=_INT32)
+    partition_epoch: int = field(metadata=_INT32)
+    replicas: tuple[int, ...] = field(metadata=_INT32)
+    adding_replicas: tuple[int, ...] = field(metadata=_INT32, default=())
+    removing_replicas: tuple[int, ...] = field(metadata=_INT32, default=())
     is_new: bool = field(metadata=_BOOL, default=False)
-    leader_recovery_state: i8 = field(metadata=_INT8, default=i8(0))
+    leader_recovery_state: int = field(metadata=_INT8, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,20 +115,20 @@ class LeaderAndIsrTopic(_LeaderAndIsr, _Nested):
 class LiveLeader(_LeaderAndIsr, _Nested):
     """Address of a leader, on the listener between brokers."""
 
-    broker_id: i32 = field(metadata=_INT32)
+    broker_id: int = field(metadata=_INT32)
     host_name: str = field(metadata=_STRING)
-    port: i32 = field(metadata=_INT32)
+    port: int = field(metadata=_INT32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderAndIsrRequest(_LeaderAndIsr, _Request):
     """Leaders and in-sync replicas of partitions of the receiver."""
 
-    controller_id: i32 = field(metadata=_INT32)
+    controller_id: int = field(metadata=_INT32)
     is_kraft_controller: bool = field(metadata=_BOOL, default=False)
-    controller_epoch: i32 = field(metadata=_INT32)
-    broker_epoch: i64 = field(metadata=_INT64)
-    type: i8 = field(metadata=_INT8)
+    controller_epoch: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    type: int = field(metadata=_INT8)
     topic_states: tuple[LeaderAndIsrTopic, ...]
     live_leaders: tuple[LiveLeader, ...]
 
@@ -141,7 +137,7 @@ class LeaderAndIsrRequest(_LeaderAndIsr, _Request):
 class LeaderAndIsrPartitionError(_LeaderAndIsr, _Nested):
     """Result of one partition."""
 
-    partition_index: i32 = field(metadata=_INT32)
+    partition_index: int = field(metadata=_INT32)
     error_code: ErrorCode = field(metadata=_ERROR_CODE)
 
 
@@ -165,8 +161,8 @@ class LeaderAndIsrResponse(_LeaderAndIsr, _Response):
 class StopReplicaPartition(_StopReplica, _Nested):
     """One partition to stop, and whether its log is deleted."""
 
-    partition_index: i32 = field(metadata=_INT32)
-    leader_epoch: i32 = field(metadata=_INT32, default=i32(-1))
+    partition_index: int = field(metadata=_INT32)
+    leader_epoch: int = field(metadata=_INT32, default=-1)
     delete_partition: bool = field(metadata=_BOOL)
 
 
@@ -182,10 +178,10 @@ class StopReplicaTopic(_StopReplica, _Nested):
 class StopReplicaRequest(_StopReplica, _Request):
     """Partitions that the receiver neither leads nor follows any more."""
 
-    controller_id: i32 = field(metadata=_INT32)
+    controller_id: int = field(metadata=_INT32)
     is_kraft_controller: bool = field(metadata=_BOOL, default=False)
-    controller_epoch: i32 = field(metadata=_INT32)
-    broker_epoch: i64 = field(metadata=_INT64)
+    controller_epoch: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
     topic_states: tuple[StopReplicaTopic, ...]
 
 
@@ -194,7 +190,7 @@ class StopReplicaPartitionError(_StopReplica, _Nested):
     """Result of one partition."""
 
     topic_name: str = field(metadata=_STRING)
-    partition_index: i32 = field(metadata=_INT32)
+    partition_index: int = field(metadata=_INT32)
     error_code: ErrorCode = field(metadata=_ERROR_CODE)
 
 
@@ -210,14 +206,14 @@ class StopReplicaResponse(_StopReplica, _Response):
 class UpdateMetadataPartition(_UpdateMetadata, _Nested):
     """State of one partition; `zk_version` is the version of its node in ZooKeeper."""
 
-    partition_index: i32 = field(metadata=_INT32)
-    controller_epoch: i32 = field(metadata=_INT32)
-    leader: i32 = field(metadata=_INT32)
-    leader_epoch: i32 = field(metadata=_INT32)
-    isr: tuple[i32, ...] = field(metadata=_INT32)
-    zk_version: i32 = field(metadata=_INT32)
-    replicas: tuple[i32, ...] = field(metadata=_INT32)
-    offline_replicas: tuple[i32, ...] = field(metadata=_INT32, default=())
+    partition_index: int = field(metadata=_INT32)
+    controller_epoch: int = field(metadata=_INT32)
+    leader: int = field(metadata=_INT32)
+    leader_epoch: int = field(metadata=_INT32)
+    isr: tuple[int, ...] = field(metadata=_INT32)
+    zk_version: int = field(metadata=_INT32)
+    replicas: tuple[int, ...] = field(metadata=_INT32)
+    offline_replicas: tuple[int, ...] = field(metadata=_INT32, default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,17 +229,17 @@ class UpdateMetadataTopic(_UpdateMetadata, _Nested):
 class UpdateMetadataEndpoint(_UpdateMetadata, _Nested):
     """Address of one listener; `security_protocol` is org.apache.kafka.common.security.auth.SecurityProtocol.id."""
 
-    port: i32 = field(metadata=_INT32)
+    port: int = field(metadata=_INT32)
     host: str = field(metadata=_STRING)
     listener: str = field(metadata=_STRING)
-    security_protocol: i16 = field(metadata=_INT16)
+    security_protocol: int = field(metadata=_INT16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetadataBroker(_UpdateMetadata, _Nested):
     """A live broker."""
 
-    id: i32 = field(metadata=_INT32)
+    id: int = field(metadata=_INT32)
     endpoints: tuple[UpdateMetadataEndpoint, ...]
     rack: str | None = field(metadata=_STRING, default=None)
 
@@ -252,11 +248,11 @@ class UpdateMetadataBroker(_UpdateMetadata, _Nested):
 class UpdateMetadataRequest(_UpdateMetadata, _Request):
     """All live brokers, and the partitions that changed."""
 
-    controller_id: i32 = field(metadata=_INT32)
+    controller_id: int = field(metadata=_INT32)
     is_kraft_controller: bool = field(metadata=_BOOL, default=False)
-    type: i8 = field(metadata={**_INT8, "tag": 0}, default=i8(0))
-    controller_epoch: i32 = field(metadata=_INT32)
-    broker_epoch: i64 = field(metadata=_INT64)
+    type: int = field(metadata={**_INT8, "tag": 0}, default=0)
+    controller_epoch: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
     topic_states: tuple[UpdateMetadataTopic, ...]
     live_brokers: tuple[UpdateMetadataBroker, ...]
 
@@ -272,8 +268,8 @@ class UpdateMetadataResponse(_UpdateMetadata, _Response):
 class ControlledShutdownRequest(_ControlledShutdown, _Request):
     """The sender will stop, and other brokers are to lead its partitions."""
 
-    broker_id: i32 = field(metadata=_INT32)
-    broker_epoch: i64 = field(metadata=_INT64)
+    broker_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +277,7 @@ class RemainingPartition(_ControlledShutdown, _Nested):
     """A partition that the broker still leads."""
 
     topic_name: str = field(metadata=_STRING)
-    partition_index: i32 = field(metadata=_INT32)
+    partition_index: int = field(metadata=_INT32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

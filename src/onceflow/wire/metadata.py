@@ -12,6 +12,8 @@ share its layout and kept by the broker; a response is the entries joined. (Meta
 """
 
 import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from onceflow.wire.primitives import INT16, INT32, append_count, append_string
@@ -28,24 +30,27 @@ LAYOUTS = tuple(max(since for since in _LAYOUT_SINCE if since <= version) for ve
 """Version → the first version in which a topic's entry has the same layout."""
 
 
-def encode_head(version: int, broker_id: int, host: str, port: int, cluster_id: str) -> bytes:
-    """Encode the part before the number of topics, for a cluster of one broker."""
+def encode_head(
+    version: int, brokers: Sequence[tuple[int, str, int, str | None]], cluster_id: str, controller_id: int
+) -> bytes:
+    """Encode the part before the number of topics; `brokers` are (id, host, port, rack)."""
     flexible = version >= FLEXIBLE_FROM
     buffer = bytearray()
     if version >= 3:
         buffer += INT32.pack(0)
-    append_count(buffer, 1, flexible=flexible)
-    buffer += INT32.pack(broker_id)
-    append_string(buffer, host, flexible=flexible)
-    buffer += INT32.pack(port)
-    if version >= 1:
-        append_string(buffer, None, flexible=flexible)
-    if flexible:
-        buffer += _NO_TAGS
+    append_count(buffer, len(brokers), flexible=flexible)
+    for broker_id, host, port, rack in brokers:
+        buffer += INT32.pack(broker_id)
+        append_string(buffer, host, flexible=flexible)
+        buffer += INT32.pack(port)
+        if version >= 1:
+            append_string(buffer, rack, flexible=flexible)
+        if flexible:
+            buffer += _NO_TAGS
     if version >= 2:
         append_string(buffer, cluster_id, flexible=flexible)
     if version >= 1:
-        buffer += INT32.pack(broker_id)
+        buffer += INT32.pack(controller_id)
     return bytes(buffer)
 
 
@@ -100,3 +105,56 @@ def _after_index(version: int, broker_id: int, leader_epoch: int) -> bytes:
     if flexible:
         buffer += _NO_TAGS
     return bytes(buffer)
+
+
+class PartitionEntry(NamedTuple):
+    """A partition of a cluster; leader and epoch are -1 if there is none."""
+
+    error_code: int
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: Sequence[int]
+    isr: Sequence[int]
+    offline: Sequence[int]
+
+
+def encode_topic_of_brokers(
+    version: int,
+    error_code: int,
+    name: str,
+    topic_id: UUID,
+    partitions: Sequence[PartitionEntry],
+    *,
+    is_internal: bool,
+    operations: int,
+) -> bytes:
+    """Encode one topic whose partitions have different brokers."""
+    flexible = version >= FLEXIBLE_FROM
+    buffer = bytearray(INT16.pack(error_code))
+    append_string(buffer, name, flexible=flexible)
+    if version >= 10:
+        buffer += topic_id.bytes
+    if version >= 1:
+        buffer.append(is_internal)
+    append_count(buffer, len(partitions), flexible=flexible)
+    for partition in partitions:
+        _append_partition(buffer, version, partition)
+    if version >= 8:
+        buffer += INT32.pack(operations)
+    if flexible:
+        buffer += _NO_TAGS
+    return bytes(buffer)
+
+
+def _append_partition(buffer: bytearray, version: int, partition: PartitionEntry) -> None:
+    flexible = version >= FLEXIBLE_FROM
+    buffer += INT16.pack(partition.error_code) + INT32.pack(partition.partition) + INT32.pack(partition.leader)
+    if version >= 7:
+        buffer += INT32.pack(partition.leader_epoch)
+    lists = (partition.replicas, partition.isr, partition.offline)
+    for brokers in lists if version >= 5 else lists[:2]:
+        append_count(buffer, len(brokers), flexible=flexible)
+        buffer += struct.pack(f">{len(brokers)}i", *brokers)
+    if flexible:
+        buffer += _NO_TAGS

@@ -127,10 +127,10 @@ def test_internal_topic_is_kept(new_broker: NewBroker, tree: Tree, caplog: pytes
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (topic_node([[2]]), "partition clicks-0 in ZooKeeper is assigned to brokers [2]"),
+        (topic_node([[1, 2]]), "partition clicks-0 in ZooKeeper is assigned to brokers [1, 2]"),
         ("{", "/brokers/topics/clicks in ZooKeeper holds"),
     ],
-    ids=["another broker", "damaged"],
+    ids=["replicated", "damaged"],
 )
 def test_other_topics_stay_served(
     new_broker: NewBroker, tree: Tree, caplog: pytest.LogCaptureFixture, value: str, reason: str

@@ -49,18 +49,6 @@ def test_taken_id_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) 
         assert tree.exists("/brokers/ids/1")
 
 
-def test_second_broker_is_refused(new_broker: NewBroker, tree: Tree) -> None:
-    with new_broker(), pytest.raises(RegistrationRefused, match="the cluster in ZooKeeper has broker 1"):
-        new_broker(broker_id=2).start()
-    assert tree.children("/brokers/ids") == []
-
-
-def test_controller_of_another_broker_is_refused(new_broker: NewBroker, tree: Tree) -> None:
-    tree.write("/controller", '{"version":2,"brokerid":7,"timestamp":"1"}')
-    with pytest.raises(RegistrationRefused, match="broker 7 is the controller"):
-        new_broker(zookeeper_session_timeout_ms=300).start()
-
-
 def test_killed_broker_gets_its_id_back(tree: Tree, tmp_path: Path) -> None:
     """The session of the killed process lasts until its time-out; the next process waits for that."""
     options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "2000")

@@ -1,29 +1,44 @@
-"""The topics of a broker on ZooKeeper: decided and replayed as with a metadata log, and stored in ZooKeeper.
+"""The topics of a broker on ZooKeeper: decided by the controller, stored in ZooKeeper, and followed by every broker.
 
-A change is replayed at once and queued. A thread applies the queue to ZooKeeper in order; `when_synced` calls back when
-the changes recorded so far are applied. While ZooKeeper is away the queue waits, and records are served as before.
+The broker that is the controller decides and replays a change at once, as with a metadata log, and queues it: a thread
+applies the queue to ZooKeeper in order (`cluster.write_queue`). The requests of the controller's state machine
+(`cluster.controller`) go to the brokers when the write before them is applied. Other brokers refuse such changes.
 
-Changes that other programs write are followed (`cluster.watch`): they are replayed when ZooKeeper has all changes of
-this broker, since a difference is theirs then. The broker stops when its changes cannot be applied any more, because
-another broker is the controller or a topic was created twice at the same time: the next start reads the topics again.
+Every broker follows what is written there (`cluster.watch`): what the controller writes and, on the controller, what
+other programs write. A difference is replayed when ZooKeeper has all changes of this broker, since it is another's
+then. When there is no controller, one of the brokers is elected, reads everything, and begins its term.
+
+A controller whose session has ended may find another one elected. Then it resigns, unless changes of it are not applied
+yet: these are in its memory, but will never be in ZooKeeper, so it stops, as it does when a topic was created twice at
+the same time. The next start reads the topics again.
 """
 
-import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from onceflow.broker.cluster import nodes, writes
-from onceflow.broker.cluster.image import StoredTopic, differences, missing_states, read_image
-from onceflow.broker.cluster.registry import Registry, RegistryClosed, Write
+from onceflow.broker.cluster.channels import Channels, Deliver
+from onceflow.broker.cluster.controller import AlteredPartition, Controller, PartitionImage
+from onceflow.broker.cluster.decision import ControlRequest, Decision
+from onceflow.broker.cluster.image import (
+    ReplicationUnsupported,
+    StoredTopic,
+    TopicReplaced,
+    differences,
+    read_states,
+    records_of,
+)
+from onceflow.broker.cluster.producer_ids import ProducerIds
+from onceflow.broker.cluster.registry import Deposed, Registry, RegistryClosed, Write
+from onceflow.broker.cluster.state import Place, Replicas, State
 from onceflow.broker.cluster.watch import Seen, Watch
+from onceflow.broker.cluster.write_queue import Step, WriteQueue, call
 from onceflow.broker.cluster.zookeeper import Delete
-from onceflow.broker.loop.background import run_in_thread
-from onceflow.broker.loop.work_thread import WorkThread
 from onceflow.broker.storage.partitions import Partition, Synced
-from onceflow.broker.topics.metadata_log import NO_PRODUCER_ID, DeleteTopics, Follow
+from onceflow.broker.topics.metadata_log import DeleteTopics, Follow
 from onceflow.broker.topics.records import (
     ConfigRecord,
     MetadataRecord,
@@ -37,12 +52,14 @@ from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.inter_broker import LeaderAndIsrResponse, StopReplicaRequest
 
 logger = logging.getLogger(__name__)
 
-CHANGES_QUEUED_MAX = 1000
-
 _STORED = (TopicRecord, PartitionRecord, ConfigRecord, RemoveTopicRecord)
+
+Released = Callable[[Iterable[str]], None]
+"""Called with the names of topics of which nothing is left."""
 
 
 class NotStored(LogError):
@@ -51,8 +68,11 @@ class NotStored(LogError):
     error_code = ErrorCode.invalid_request
 
 
-Step = Callable[[], None]
-"""Part of a change, applied in the registry's thread."""
+class _Look(NamedTuple):
+    """Result of a look, with the states of the partitions that the controller does not know yet."""
+
+    seen: Seen
+    states: Mapping[Place, State]
 
 
 class RegistryMetadata:
@@ -69,31 +89,38 @@ class RegistryMetadata:
         clock: Clock,
         delete_topics: bool,
         on_lost: Callable[[OnceflowError], None],
+        on_removed: Callable[[str], None],
     ) -> None:
-        """Read the topics of the cluster that the broker has joined. Blocks; raises SeveralBrokers, DamagedNode.
+        """Read the topics of the cluster that the broker has joined.
 
-        `on_lost` is called when the changes cannot be applied any more.
+        `on_lost` is called when the changes cannot be applied any more, `on_removed` with a topic that another broker
+        has deleted. Blocks; raises ReplicationUnsupported, DamagedNode.
         """
         self._registry = registry
         self._topics = topics
         self._delete_topics = delete_topics
         self._on_lost = on_lost
-        self._thread = WorkThread("registry")
-        self._loop = asyncio.get_running_loop()
-        self._queue: deque[list[Step]] = deque()
-        self._waiting: deque[tuple[int, Synced]] = deque()
-        self._recorded = 0
-        self._applied = 0
-        self._is_applying = False
-        self._failure: OnceflowError | None = None
-        self._producer_ids = iter(range(0))
-        self._waiting_for_ids: deque[Callable[[ErrorCode, int], None]] = deque()
+        self._on_removed = on_removed
+        self._queue = WriteQueue(self._on_failed, self._look_if_due)
+        self._producer_ids = ProducerIds(registry, self._queue)
+        self.next_producer_id = self._producer_ids.next
+        self._controller: Controller | None = None
+        self._channels: Channels | None = None
+        self._unsent: list[ControlRequest] = []
+        """Requests decided before the broker can serve any."""
+        self._when_idle: Callable[[Callable[[], None]], None] = call
         self._follow: Follow | None = None
         self._delete: DeleteTopics | None = None
         self._marked: set[str] = set()
         """Topics that another program has marked for deletion."""
+        self._finished: set[str] = set()
+        """Deleted topics without files here, from the time before this broker was elected."""
+        self._to_release: dict[str, Released] = {}
+        """Deleted topics of which other brokers still have files."""
         self._is_look_due = False
         self._is_looking = False
+        self._unread: list[Callable[[], None]] = []
+        """Callbacks for the next look."""
         self._watch = Watch(registry.zookeeper, clock, self._on_change, self._id_of)
         self._load()
         registry.zookeeper.on_new_session = self._on_new_session
@@ -102,30 +129,51 @@ class RegistryMetadata:
     def is_disconnected(self) -> bool:
         return not self._registry.zookeeper.is_connected
 
-    def _load(self) -> None:
-        registry = self._registry
-        seen = self._read(_raise)
-        image = registry.read(
-            lambda zookeeper: read_image(
-                zookeeper, seen.topics, seen.deletions, registry.broker_id, registry.term.epoch
-            )
-        )
-        for record in image.records:
-            self._topics.replay(record)
-        self._enqueue([*map(self._step, image.repairs), *map(self._deletion, image.traces)])
+    @property
+    def broker_epoch(self) -> int:
+        return self._registry.broker_epoch
 
-    def _read(self, on_damaged: Callable[[OnceflowError], None]) -> Seen:
-        """Look, and give the topics an id that have none, as Kafka's controller does. Blocks."""
-        seen = self._registry.read(lambda _zookeeper: self._watch.look(on_damaged))
+    @property
+    def is_controller(self) -> bool:
+        return self._controller is not None
+
+    def _load(self) -> None:
+        look = self._look(_raise)
+        seen = look.seen
+        self._topics.brokers = [broker.broker_id for broker in seen.brokers]
         for topic in seen.topics:
-            if topic.lacks_id and topic.name not in seen.deletions:
-                self._registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))
-        return seen
+            for record in records_of(topic):
+                self._topics.replay(record)
+            if topic.name in seen.deletions:
+                self._topics.replay(RemoveTopicRecord(topic.topic_id))
+        if self._registry.is_controller:
+            self._begin_term(look)
+            self._repair(seen)
+
+    def _repair(self, seen: Seen) -> None:
+        """Complete the writes that a crash of a controller has prevented."""
+        repairs = []
+        if self._registry.read(lambda zookeeper: zookeeper.read(nodes.FEATURES)) is None:
+            repairs.append(writes.create_features())
+        present = [topic for topic in seen.topics if topic.name not in seen.deletions]
+        repairs += [writes.set_missing_config(topic.name) for topic in present if topic.configs is None]
+        names = {topic.name for topic in seen.topics}
+        traces = [name for name in seen.deletions if name not in names]
+        self._queue.add([*map(self._step, repairs), *map(self._deletion, traces)])
 
     def _id_of(self, name: str) -> UUID:
         """Return the id of a topic that has none in ZooKeeper: that of the topic that is served, or a new one."""
         present = self._topics.by_name.get(name)
         return uuid4() if present is None else present.topic_id
+
+    # Changes by this broker
+
+    def require_controller(self) -> None:
+        """Raise TopicRefused unless this broker may change topics."""
+        if self._queue.failure is not None:
+            raise TopicRefused(ErrorCode.not_controller, str(self._queue.failure))
+        if self._controller is None:
+            raise TopicRefused(ErrorCode.not_controller, "This is not the correct controller for this cluster.")
 
     def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
         """Replay a change of the topics and apply it to ZooKeeper. Raises TopicRefused, NotStored.
@@ -134,19 +182,39 @@ class RegistryMetadata:
         """
         if not isinstance(records[0], _STORED):
             raise NotStored(f"{type(records[0]).__name__} is not stored in ZooKeeper")
-        if self._failure is not None:
-            raise TopicRefused(ErrorCode.not_controller, str(self._failure))
-        if len(self._queue) >= CHANGES_QUEUED_MAX:
+        if self._queue.failure is not None or not isinstance(records[0], ConfigRecord):
+            self.require_controller()
+        if self._queue.is_full:
             raise TopicRefused(
                 ErrorCode.request_timed_out,
-                f"ZooKeeper has not applied the last {CHANGES_QUEUED_MAX} changes of topics yet; {Remedy.TRY_AGAIN}",
+                f"ZooKeeper has not applied the last changes of topics yet; {Remedy.TRY_AGAIN}",
             )
         for record in records:
             self._topics.replay(record)
-        self._enqueue([self._step(write) for write in self._writes(records)])
-        self._apply_soon()
+        self._store(records[0])
 
     record_config = record
+
+    def _store(self, first: MetadataRecord) -> None:
+        """Queue the write of a change that was replayed, with what the controller decides about it."""
+        match first:
+            case TopicRecord(_, topic_id):
+                topic = self._topics.by_id[topic_id]
+                self._decided(self._assigned(topic, 0, {}), [writes.create_topic(topic)])
+            case PartitionRecord(start, topic_id, _):
+                topic = self._topics.by_id[topic_id]
+                self._decided(self._assigned(topic, start, {}), [writes.create_partitions(topic)])
+            case ConfigRecord(name, _, _):
+                write = writes.set_config(self._topics.by_name[name])
+                apply = self._registry.write if self.is_controller else self._registry.write_as_member
+                self._queue.add([partial(apply, write)])
+            case RemoveTopicRecord(topic_id):
+                name = self._topics.removed[topic_id]
+                is_marked = name in self._marked
+                self._marked.discard(name)
+                assert self._controller is not None
+                decision = self._controller.delete_topic(name)
+                self._decided(decision, [] if is_marked else [writes.begin_deletion(name)])
 
     def _step(self, write: Write) -> Step:
         return partial(self._registry.write, write)
@@ -154,35 +222,46 @@ class RegistryMetadata:
     def _deletion(self, name: str) -> Step:
         return partial(self._registry.delete_topic, name)
 
-    def _writes(self, records: Sequence[MetadataRecord]) -> Iterator[Write]:
-        """Yield the writes of a change that was replayed."""
-        place = self._registry.broker_id, self._registry.term.epoch
-        match records[0]:
-            case TopicRecord(_, topic_id):
-                yield from writes.create_topic(self._topics.by_id[topic_id], *place)
-            case PartitionRecord(start, topic_id, _):
-                yield from writes.create_partitions(self._topics.by_id[topic_id], start, *place)
-            case ConfigRecord(name, _, _):
-                yield from writes.set_config(self._topics.by_name[name])
-            case RemoveTopicRecord(topic_id):
-                name = self._topics.removed[topic_id]
-                if name not in self._marked:
-                    yield from writes.begin_deletion(name)
-                self._marked.discard(name)
+    def _assigned(self, topic: Topic, start: int, states: Mapping[Place, State]) -> Decision:
+        """Let the controller decide about a topic's partitions from `start` on."""
+        assert self._controller is not None
+        images = {
+            index: PartitionImage(Replicas(topic.replicas[index]), states.get((topic.name, index)))
+            for index in range(start, topic.partition_count)
+        }
+        return self._controller.add_partitions(topic.name, topic.topic_id, images)
 
-    def finish_deletions(self, names: Iterable[str]) -> None:
-        """Delete what ZooKeeper has of deleted topics, now that their files and offsets are deleted."""
-        self._enqueue([self._deletion(name) for name in names])
-        self._apply_soon()
+    def _decided(self, decision: Decision, before: Sequence[Write] = ()) -> None:
+        """Queue the writes of a decision, after those in `before`; its requests are sent when they are applied."""
+        steps = [self._step(write) for write in before]
+        if decision.writes:
+            steps.append(partial(self._registry.write_states, decision.writes))
+        self._queue.add(steps, partial(self._send, decision.requests) if decision.requests else None)
+
+    def finish_deletions(self, names: Iterable[str], released: Released) -> None:
+        """Delete what ZooKeeper has of topics without files and offsets here, once no other broker has files."""
+        for name in names:
+            self._finished.add(name)
+            if self._controller is None:
+                released([name])
+            elif name not in self._controller.deleting or self._controller.own_replicas_deleted(name):
+                self._complete_deletion(name, released)
+            else:
+                self._to_release[name] = released
+
+    def _complete_deletion(self, name: str, released: Released) -> None:
+        assert self._controller is not None
+        self._queue.add([self._deletion(name)])
+        self._controller.topic_deleted(name)
+        self._finished.discard(name)
+        released([name])
 
     def when_synced(self, synced: Synced) -> None:
-        """Call `synced` once ZooKeeper has the current state of the topics (at once if it has), or with the error."""
-        if self._failure is not None:
-            synced(ErrorCode.not_controller)
-        elif self._applied == self._recorded:
-            synced(ErrorCode.none)
-        else:
-            self._waiting.append((self._recorded, synced))
+        """Call `synced` once ZooKeeper has the current state of the topics, and this broker leads its partitions.
+
+        At once if they are; with an error if that cannot be.
+        """
+        self._queue.when_applied(lambda error_code: self._when_idle(lambda: synced(error_code)))
 
     def when_shown(self, shown: Callable[[], None]) -> None:
         """Call `shown` at once: a topic that ZooKeeper does not have yet has no open partitions."""
@@ -190,142 +269,248 @@ class RegistryMetadata:
 
     def sync(self) -> None:
         """Block until ZooKeeper has every change; for the start. Raises Superseded, RegistrationRefused."""
-        while self._queue:
-            for step in self._queue.popleft():
-                step()
-            self._applied += 1
+        self._queue.apply_all()
 
     def close(self) -> None:
         """End the session: the broker leaves the cluster. Blocks until the running write has ended."""
-        self._failure = self._failure or RegistryClosed("the broker stops")
+        self._queue.fail(RegistryClosed("the broker stops"))
+        if self._channels is not None:
+            self._channels.close()
         self._registry.close()
-        self._thread.shutdown(cancel_futures=True)
+        self._queue.close()
 
-    # The queue
-
-    def _enqueue(self, steps: list[Step]) -> None:
-        if steps:
-            self._queue.append(steps)
-            self._recorded += 1
-
-    def _apply_soon(self) -> None:
-        """Apply the queue in the loop's next turn: during the start, `sync` does."""
-        self._loop.call_soon(self._apply_queue)
-
-    def _apply_queue(self) -> None:
-        """Apply everything in the queue, after what is being applied."""
-        if self._is_applying or not self._queue or self._failure is not None:
-            return
-        self._is_applying = True
-        changes = list(self._queue)
-        run_in_thread(
-            self._thread, partial(_apply, changes), partial(self._end_applying, len(changes)), self._end_unexpectedly
-        )
-
-    def _end_applying(self, count: int, error: OnceflowError | None) -> None:
-        self._is_applying = False
-        if error is not None:
-            self._fail(error)
-            return
-        for _change in range(count):
-            self._queue.popleft()
-        self._applied += count
-        while self._waiting and self._waiting[0][0] <= self._applied:
-            _call(self._waiting.popleft()[1], ErrorCode.none)
-        self._apply_queue()
-        self._look_if_due()
-
-    def _end_unexpectedly(self, reason: str) -> None:
-        self._is_applying = False
-        self._fail(OnceflowError(f"a change of the topics could not be written to ZooKeeper: {reason}"))
+    def _on_failed(self, error: OnceflowError) -> None:
+        self._producer_ids.fail()
+        if self._channels is not None:
+            self._channels.close()
+        self._on_lost(error)
 
     def _on_new_session(self) -> None:
         """Tell the loop, from kazoo's thread."""
-        self._loop.call_soon_threadsafe(self._rejoin)
+        self._queue.call_from_thread(self._look_soon)
 
-    def _rejoin(self) -> None:
-        """Register again in a new session, unless a write does it before."""
-        if self._failure is not None:
+    # The controller's term
+
+    def _begin_term(self, look: _Look) -> None:
+        """Begin a term with everything that is in ZooKeeper."""
+        seen = look.seen
+        topics: dict[str, tuple[UUID, dict[int, PartitionImage]]] = {}
+        for topic in seen.topics:
+            if all(len(replicas) == 1 for replicas in topic.replicas.values()):
+                topics[topic.name] = (
+                    topic.topic_id,
+                    {
+                        index: PartitionImage(Replicas(tuple(replicas)), look.states.get((topic.name, index)))
+                        for index, replicas in topic.replicas.items()
+                    },
+                )
+        unserved = [name for name in seen.deletions if name in topics and name not in self._topics.by_name]
+        epoch = self._registry.term.epoch
+        logger.info("broker %d is the controller of epoch %d", self._registry.broker_id, epoch)
+        self._controller = Controller(self._registry.broker_id, epoch, is_unclean_allowed=lambda _topic: False)
+        self._decided(self._controller.begin(seen.brokers, topics, unserved))
+        for name in self._finished & set(unserved):
+            self.finish_deletions([name], lambda _names: None)
+
+    def _resign(self) -> None:
+        """Leave the decisions to the new controller, which continues deletions too."""
+        self._controller = None
+        self._to_release.clear()
+        self._topics.being_deleted.clear()
+        if self._channels is not None:
+            self._channels.close()
+
+    def connect(self, deliver: Deliver, when_idle: Callable[[Callable[[], None]], None]) -> None:
+        """Send the controller's requests from now on; `deliver` handles those to this broker.
+
+        `when_idle` calls back when those delivered so far are applied.
+        """
+        self._when_idle = when_idle
+        self._channels = Channels(self._registry.broker_id, deliver, self._on_response, self._refresh)
+        requests, self._unsent = self._unsent, []
+        self._send(requests)
+
+    def _send(self, requests: Sequence[ControlRequest]) -> None:
+        if self._channels is None:
+            self._unsent += requests
+        elif self._controller is not None and self._queue.failure is None:
+            self._channels.follow(self._controller.brokers)
+            self._channels.send(requests)
+
+    def _refresh(self, broker_id: int) -> None:
+        if self._controller is not None:
+            self._decided(self._controller.refresh(broker_id))
+
+    def _on_response(self, request: ControlRequest, response: Any) -> None:
+        if response.error_code:
+            logger.warning("broker %d refused a request: %s", request.broker_id, ErrorCode(response.error_code).name)
+        elif isinstance(response, LeaderAndIsrResponse):
+            for topic in response.topics:
+                for partition in topic.partition_errors:
+                    if partition.error_code:
+                        name = ErrorCode(partition.error_code).name
+                        index = partition.partition_index
+                        logger.error("broker %d: %s-%d: %s", request.broker_id, topic.topic_id, index, name)
+        elif isinstance(request.message, StopReplicaRequest):
+            self._on_stopped(request, response)
+
+    def _on_stopped(self, request: ControlRequest, response: Any) -> None:
+        failed = {(e.topic_name, e.partition_index) for e in response.partition_errors if e.error_code}
+        for topic in request.message.topic_states:
+            for state in topic.partition_states:
+                place = topic.topic_name, state.partition_index
+                if self._controller is None or not state.delete_partition:
+                    continue
+                if place in failed:
+                    logger.error("broker %d could not delete %s-%d", request.broker_id, *place)
+                elif self._controller.replica_deleted(*place, request.broker_id):
+                    self._complete_deletion(place[0], self._to_release.pop(place[0], lambda _names: None))
+
+    def elect_leaders(
+        self,
+        places: Sequence[Place],
+        *,
+        unclean: bool,
+        respond: Callable[[Mapping[Place, ErrorCode] | ErrorCode], None],
+    ) -> None:
+        """Elect leaders of partitions, and respond with the result of each when that is written (ElectLeaders)."""
+        if self._controller is None:
+            respond(ErrorCode.not_controller)
             return
-        run_in_thread(
-            self._thread, partial(_outcome, self._registry.rejoin), self._end_rejoining, self._end_unexpectedly
+        decision, results = self._controller.elect_leaders(places, unclean=unclean)
+        self._decided(decision)
+        self._queue.when_applied(lambda error_code: respond(error_code or results))
+
+    def alter_partitions(
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        wishes: Mapping[tuple[UUID, int], AlteredPartition],
+        respond: Callable[[Mapping[tuple[UUID, int], State | ErrorCode] | ErrorCode], None],
+    ) -> None:
+        """Change in-sync replicas as their leader asks, and respond when that is written (AlterPartition)."""
+        if self._controller is None:
+            respond(ErrorCode.not_controller)
+            return
+        places = {key: (topic.name, key[1]) for key in wishes if (topic := self._topics.by_id.get(key[0])) is not None}
+        decision, results = self._controller.alter_partitions(
+            broker_id, broker_epoch, {place: wishes[key] for key, place in places.items()}
         )
-
-    def _end_rejoining(self, error: OnceflowError | None) -> None:
-        if error is not None:
-            self._fail(error)
-
-    def _fail(self, error: OnceflowError) -> None:
-        """Respond to everything that waits with an error; without effect when the broker stops."""
-        if self._failure is not None:
+        if isinstance(results, ErrorCode):
+            respond(results)
             return
-        self._failure = error
-        while self._waiting:
-            _call(self._waiting.popleft()[1], ErrorCode.not_controller)
-        while self._waiting_for_ids:
-            _call(self._waiting_for_ids.popleft(), ErrorCode.coordinator_not_available, NO_PRODUCER_ID)
-        if not isinstance(error, RegistryClosed):
-            self._on_lost(error)
+        self._decided(decision)
+        by_key = {key: results[places[key]] if key in places else ErrorCode.unknown_topic_id for key in wishes}
+        self._queue.when_applied(lambda error_code: respond(error_code or by_key))
 
-    # Changes by other programs
+    def shut_down(
+        self, broker_id: int, broker_epoch: int, respond: Callable[[Sequence[Place] | ErrorCode], None]
+    ) -> None:
+        """Move leaders from a broker that will stop, and respond with those left (ControlledShutdown)."""
+        if self._controller is None:
+            respond(ErrorCode.not_controller)
+            return
+        decision, left = self._controller.shut_down(broker_id, broker_epoch)
+        self._decided(decision)
+        self._queue.when_applied(lambda error_code: respond(error_code or left))
+
+    # Changes by others
 
     def follow_others(self, follow: Follow, delete: DeleteTopics) -> None:
-        """Apply what other programs write, from now on."""
+        """Apply what others write, from now on."""
         self._follow, self._delete = follow, delete
         self._look_if_due()
 
+    def when_read(self, read: Callable[[], None]) -> None:
+        """Call `read` once the topics of now have been read."""
+        self._unread.append(read)
+        self._look_soon()
+
     def _on_change(self) -> None:
         """Tell the loop, from kazoo's thread."""
-        self._loop.call_soon_threadsafe(self._look_soon)
+        self._queue.call_from_thread(self._look_soon)
 
     def _look_soon(self) -> None:
         self._is_look_due = True
         self._look_if_due()
 
-    @property
-    def _is_settled(self) -> bool:
-        """Whether ZooKeeper has every change of this broker: any difference is another program's then."""
-        return self._applied == self._recorded
-
     def _look_if_due(self) -> None:
-        ready = self._is_settled and self._follow is not None and self._failure is None
+        ready = self._queue.is_settled and self._follow is not None and self._queue.failure is None
         if not (self._is_look_due and ready) or self._is_looking:
             return
         self._is_look_due, self._is_looking = False, True
-        run_in_thread(self._thread, self._look, self._end_looking, self._end_unexpectedly)
+        unread, self._unread = self._unread, []
+        self._queue.run(partial(self._look, _log_not_followed), partial(self._end_looking, unread))
 
-    def _look(self) -> Seen | OnceflowError:
+    def _look(self, on_damaged: Callable[[OnceflowError], None]) -> _Look:
+        """Read what has changed; be elected if there is no controller. In the registry's thread, except at the start.
+
+        As Kafka's controller, give the topics an id that have none.
+        """
+        registry = self._registry
         try:
-            return self._read(_log_not_followed)
-        except OnceflowError as error:
-            return error
+            registry.rejoin()
+        except Deposed as error:
+            logger.warning("%s; this broker resigns", error)
+            self._watch.look_again()
+        seen = registry.read(lambda _zookeeper: self._watch.look(on_damaged))
+        if not (seen.has_controller or registry.is_controller) and registry.elect():
+            # Everything is read again, since it is the former controller's until now.
+            self._watch.look_again()
+            seen = registry.read(lambda _zookeeper: self._watch.look(on_damaged))
+        if not registry.is_controller:
+            return _Look(seen, {})
+        for topic in seen.topics:
+            if topic.lacks_id and topic.name not in seen.deletions:
+                registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))
+        return _Look(seen, registry.read(lambda zookeeper: read_states(zookeeper, seen.topics)))
 
-    def _end_looking(self, seen: Seen | OnceflowError) -> None:
+    def _end_looking(self, unread: Sequence[Callable[[], None]], look: _Look) -> None:
         self._is_looking = False
-        if isinstance(seen, OnceflowError):
-            self._fail(seen)
-            return
+        if self._controller is not None and not self._registry.is_controller:
+            self._resign()
+        live = [broker.broker_id for broker in look.seen.brokers]
+        # Without this broker, it was a look between two sessions: another one follows.
+        if self._registry.broker_id in live:
+            self._topics.brokers = live
+            if self._controller is not None:
+                # Another epoch if the session was replaced.
+                self._controller.epoch = self._registry.term.epoch
+                self._decided(self._controller.brokers_changed(look.seen.brokers))
         assert self._follow is not None
-        self._follow(partial(self._adopt, seen))
+        self._follow(partial(self._adopt, look, unread))
         self._look_if_due()
 
-    def _adopt(self, seen: Seen) -> list[tuple[Topic, int]]:
+    def _adopt(self, look: _Look, unread: Sequence[Callable[[], None]]) -> list[tuple[Topic, int]]:
         """Replay the differences; return the changed topics, with their number of partitions before the change."""
-        if not self._is_settled:
+        seen = look.seen
+        if not self._queue.is_settled:
             self._watch.put_back(seen.changed)
+            self._unread += unread
             self._look_soon()
             return []
+        if not self.is_controller:
+            self._remove_others(seen)
         topics = [topic for topic in seen.topics if topic.name not in seen.deletions]
-        adopted = [self._adopt_topic(topic) for topic in topics if topic.topic_id not in self._topics.removed]
-        self._adopt_deletions([name for name in seen.deletions if name in self._topics.by_name])
+        adopted = [self._adopt_topic(topic, look) for topic in topics if topic.topic_id not in self._topics.removed]
+        if self._registry.is_controller and self._controller is None:
+            self._begin_term(look)
+            self._repair(seen)
+        if self._controller is not None:
+            self._adopt_deletions([name for name in seen.deletions if name in self._topics.by_name])
+        for callback in unread:
+            call(callback)
         return [change for change in adopted if change is not None]
 
-    def _adopt_topic(self, stored: StoredTopic) -> tuple[Topic, int] | None:
+    def _adopt_topic(self, stored: StoredTopic, look: _Look) -> tuple[Topic, int] | None:
         present = self._topics.by_name.get(stored.name)
+        if present is not None and present.topic_id != stored.topic_id and not self.is_controller:
+            self._remove(present)
+            present = None
         start = 0 if present is None else present.partition_count
         try:
-            records = differences(self._topics, stored, self._registry.broker_id)
-        except OnceflowError as error:
+            records = differences(self._topics, stored)
+        except (ReplicationUnsupported, TopicReplaced, nodes.DamagedNode) as error:
             _log_not_followed(error)
             return None
         if not records:
@@ -333,16 +518,20 @@ class RegistryMetadata:
         logger.info("topic %s was changed in ZooKeeper by another program", stored.name)
         for record in records:
             self._topics.replay(record)
-        self._enqueue([partial(self._complete, stored)])
-        self._apply_soon()
-        return self._topics.by_name[stored.name], start
+        topic = self._topics.by_name[stored.name]
+        if self._controller is not None:
+            self._decided(self._assigned(topic, start, look.states))
+        return topic, start
 
-    def _complete(self, stored: StoredTopic) -> None:
-        """Write the states of new partitions, in the registry's thread."""
-        registry = self._registry
-        place = registry.broker_id, registry.term.epoch
-        for write in registry.read(lambda zookeeper: list(missing_states(zookeeper, [stored], *place))):
-            registry.write(write)
+    def _remove_others(self, seen: Seen) -> None:
+        """Forget the topics that the controller has deleted."""
+        for topic in [topic for topic in self._topics.by_name.values() if topic.name not in seen.names]:
+            self._remove(topic)
+
+    def _remove(self, topic: Topic) -> None:
+        self._topics.replay(RemoveTopicRecord(topic.topic_id))
+        self._finished.discard(topic.name)
+        self._on_removed(topic.name)
 
     def _adopt_deletions(self, names: Sequence[str]) -> None:
         if not names:
@@ -366,39 +555,7 @@ class RegistryMetadata:
 
     def _unmark(self, names: Sequence[str]) -> None:
         self._marked -= set(names)
-        self._enqueue([self._step([Delete(nodes.deletion_path(name))]) for name in names])
-        self._apply_soon()
-
-    # Producer ids
-
-    def next_producer_id(self, respond: Callable[[ErrorCode, int], None]) -> None:
-        """Respond with a producer id that was never used before, once ZooKeeper has the block that contains it."""
-        producer_id = next(self._producer_ids, None)
-        if producer_id is not None:
-            respond(ErrorCode.none, producer_id)
-        elif self._failure is not None:
-            respond(ErrorCode.coordinator_not_available, NO_PRODUCER_ID)
-        else:
-            self._waiting_for_ids.append(respond)
-            if len(self._waiting_for_ids) == 1:
-                self._reserve_ids()
-
-    def _reserve_ids(self) -> None:
-        blocks: list[range] = []
-
-        def reserve() -> None:
-            blocks.append(self._registry.reserve_producer_ids())
-
-        def reserved(error: OnceflowError | None) -> None:
-            if error is not None:
-                self._fail(error)
-                return
-            self._producer_ids = iter(blocks[0])
-            waiting, self._waiting_for_ids = self._waiting_for_ids, deque()
-            for respond in waiting:
-                _call(self.next_producer_id, respond)
-
-        run_in_thread(self._thread, partial(_outcome, reserve), reserved, self._end_unexpectedly)
+        self._queue.add([self._step([Delete(nodes.deletion_path(name))]) for name in names])
 
 
 def _raise(error: OnceflowError) -> None:
@@ -407,29 +564,3 @@ def _raise(error: OnceflowError) -> None:
 
 def _log_not_followed(error: OnceflowError) -> None:
     logger.error("a change in ZooKeeper by another program is not followed: %s", error)
-
-
-def _call(callback: Callable[..., None], *arguments: object) -> None:
-    """Call a waiting callback; a failure is logged and does not affect the others."""
-    try:
-        callback(*arguments)
-    except Exception:
-        logger.exception("a callback of a change of the topics failed")
-
-
-def _apply(changes: Sequence[Sequence[Step]]) -> OnceflowError | None:
-    """Apply changes in the registry's thread; return the error of the first that could not be applied."""
-    for steps in changes:
-        for step in steps:
-            error = _outcome(step)
-            if error is not None:
-                return error
-    return None
-
-
-def _outcome(step: Step) -> OnceflowError | None:
-    try:
-        step()
-    except OnceflowError as error:
-        return error
-    return None

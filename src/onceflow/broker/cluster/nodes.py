@@ -5,13 +5,16 @@ The order of a value's fields is that of Kafka's own values; readers find them b
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
 import msgspec
 
-from onceflow.broker.config import PLAINTEXT, Endpoint
+from onceflow.broker.cluster.state import LiveBroker, State
+from onceflow.broker.cluster.zookeeper import StoredNode
+from onceflow.broker.config import PLAINTEXT, PROTOCOLS, Endpoint
 from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import encode_uuid
 from onceflow.remedies import Remedy
@@ -53,6 +56,8 @@ PRODUCER_IDS_IN_A_BLOCK = 1000
 
 Node = TypeVar("Node")
 
+_ENDPOINT = re.compile(r"(?P<listener>[^:]+)://(?P<host>\[[^\]]+\]|[^:]*):(?P<port>\d{1,5})")
+
 
 class DamagedNode(OnceflowError):
     """A node in ZooKeeper does not have the form that Kafka 3.9 writes."""
@@ -64,6 +69,7 @@ class BrokerNode(msgspec.Struct, kw_only=True, frozen=True):
     features: dict[str, object] = {}
     listener_security_protocol_map: dict[str, str] = {}
     endpoints: list[str] = []
+    rack: str | msgspec.UnsetType | None = msgspec.UNSET
     jmx_port: int = -1
     port: int
     host: str | None
@@ -116,6 +122,8 @@ class StateNode(msgspec.Struct, kw_only=True, frozen=True):
     version: int = 1
     leader_epoch: int
     isr: list[int]
+    leader_recovery_state: int | msgspec.UnsetType = msgspec.UNSET
+    """1 while a leader from outside the ISR recovers; Kafka leaves it out otherwise."""
 
 
 class ConfigNode(msgspec.Struct, kw_only=True, frozen=True):
@@ -227,3 +235,40 @@ def config_path(name: str) -> str:
 
 def deletion_path(name: str) -> str:
     return f"{DELETIONS}/{name}"
+
+
+def live_broker(broker_id: int, stored: StoredNode) -> LiveBroker:
+    """Return a registered broker. Raises DamagedNode."""
+    path = broker_path(broker_id)
+    node = decode(BrokerNode, path, stored.value)
+    endpoints = tuple(_endpoint(path, text) for text in node.endpoints)
+    protocols = tuple(node.listener_security_protocol_map.get(address.listener, "") for address in endpoints)
+    if not set(protocols) <= set(PROTOCOLS):
+        raise damaged(path, stored.value, "a listener has no security protocol")
+    rack = None if node.rack is msgspec.UNSET else node.rack
+    return LiveBroker(broker_id, stored.creation_id, endpoints, protocols, rack)
+
+
+def _endpoint(path: str, text: str) -> Endpoint:
+    match = _ENDPOINT.fullmatch(text)
+    if match is None:
+        raise damaged(path, text.encode(), "it is not LISTENER://HOST:PORT")
+    return Endpoint(match["host"].strip("[]"), int(match["port"]), match["listener"])
+
+
+def state_node(state: State) -> StateNode:
+    """Return the value of a partition's state."""
+    return StateNode(
+        controller_epoch=state.controller_epoch,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        isr=list(state.isr),
+        leader_recovery_state=1 if state.is_recovering else msgspec.UNSET,
+    )
+
+
+def state_of(path: str, stored: StoredNode) -> State:
+    """Return a partition's state. Raises DamagedNode."""
+    node = decode(StateNode, path, stored.value)
+    is_recovering = node.leader_recovery_state == 1
+    return State(node.leader, node.leader_epoch, tuple(node.isr), node.controller_epoch, stored.version, is_recovering)

@@ -6,7 +6,8 @@ Every write of a controller is applied together with a check of `/controller_epo
 A write whose outcome is unknown is repeated until it is applied. That it failed because its nodes exist, or do not,
 then means that the first attempt was applied: no other broker writes during a term, and a write is applied as a whole.
 Between two terms of this broker no other controller may have been elected, otherwise the topics that this broker knows
-are not those in ZooKeeper: `Superseded`.
+are not those in ZooKeeper: `Superseded`. A broker that is not the controller is elected by `elect`, which fails while
+there is one.
 
 Methods block and belong to one thread at a time, except `close`.
 """
@@ -20,6 +21,7 @@ from functools import partial
 from typing import TypeVar
 
 from onceflow.broker.cluster import nodes
+from onceflow.broker.cluster.decision import Write as StateWrite
 from onceflow.broker.cluster.zookeeper import (
     Check,
     Conflict,
@@ -39,6 +41,8 @@ from onceflow.remedies import Remedy
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.1
+OPERATIONS_IN_A_WRITE = 500
+"""About 200 KB of states; ZooKeeper's limit of a request is 1 MB (jute.maxbuffer)."""
 DELETIONS_IN_A_WRITE = 1000
 ATTEMPTS_MAX = 100
 """Attempts at a change that other brokers make too, such as reserving producer ids: one of them succeeds each time."""
@@ -49,11 +53,15 @@ Write = Sequence[Operation]
 
 
 class RegistrationRefused(OnceflowError):
-    """Another broker has this broker's id, or is the controller of the cluster."""
+    """Another broker has this broker's id."""
 
 
 class Superseded(OnceflowError):
     """Another program changed the cluster's topics, or became its controller."""
+
+
+class Deposed(Superseded):
+    """Another broker is the controller, elected after the session of this one had ended."""
 
 
 class RegistryClosed(OnceflowError):
@@ -79,6 +87,8 @@ class Registry:
         self._own = nodes.BrokerNode(host=None, port=-1)
         self._registered_session = 0
         self._term: Term | None = None
+        self.broker_epoch = -1
+        """The czxid of this broker's node."""
         self._closing = threading.Event()
 
     @classmethod
@@ -111,8 +121,13 @@ class Registry:
     @property
     def term(self) -> Term:
         """The current term as controller."""
-        assert self._term is not None, "the broker has not joined"
+        assert self._term is not None, "the broker is not the controller"
         return self._term
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker has a term, as far as it knows."""
+        return self._term is not None
 
     def _repeat(self, work: Callable[[], Result]) -> Result:
         """Repeat `work` while its outcome is unknown. Raises RegistryClosed when the broker stops."""
@@ -151,28 +166,48 @@ class Registry:
     # Joining
 
     def join(self, endpoints: Sequence[Endpoint], protocols: Mapping[str, str]) -> None:
-        """Register this broker with its addresses, and become the controller. Raises RegistrationRefused."""
+        """Register this broker with its addresses, and become the controller if there is none.
+
+        Raises RegistrationRefused.
+        """
         self._own = nodes.broker(endpoints, protocols, self._clock.now_ms())
         self._repeat(self._join)
+        self.elect()
 
     def rejoin(self) -> None:
-        """Register again if the session was replaced. Raises RegistrationRefused, Superseded, RegistryClosed."""
+        """Register again if the session was replaced.
+
+        Raises RegistrationRefused, RegistryClosed, Superseded, and Deposed if this broker is not the controller any
+        more.
+        """
         self._repeat(self._join)
+
+    def elect(self) -> bool:
+        """Become the controller unless there is one; return whether this broker is. Raises as `rejoin`."""
+        return self._repeat(self._elect)
+
+    def _elect(self) -> bool:
+        self._join()
+        if self._term is None:
+            self._term = self._become_controller(self._registered_session)
+        return self._term is not None
 
     def _join(self) -> None:
         """Create the ephemeral nodes of the current session, unless it has them."""
         session = self.zookeeper.session_id
         if session == self._registered_session:
             return
-        deadline = time.monotonic() + self.zookeeper.session_seconds
-        self._register(session, deadline)
-        term = self._become_controller(session, deadline)
-        if self._term is not None and term.epoch != self._term.epoch + 1:
-            raise Superseded(
-                f"another broker was the controller after epoch {self._term.epoch}, this one is now that of"
-                f" {term.epoch}; {Remedy.START_BROKER_AGAIN}"
-            )
-        self._term, self._registered_session = term, session
+        self._register(session, time.monotonic() + self.zookeeper.session_seconds)
+        if self._term is not None:
+            former, self._term = self._term, self._become_controller(session)
+            if self._term is None:
+                self._registered_session = session
+                raise Deposed(f"another broker is the controller after epoch {former.epoch}")
+            if self._term.epoch != former.epoch + 1:
+                raise Superseded(
+                    f"another broker was the controller after epoch {former.epoch}; {Remedy.START_BROKER_AGAIN}"
+                )
+        self._registered_session = session
 
     def _register(self, session: int, deadline: float) -> None:
         path = nodes.broker_path(self.broker_id)
@@ -180,19 +215,14 @@ class Registry:
             try:
                 self.zookeeper.commit([Create(path, nodes.encode(self._own), ephemeral=True)])
             except Conflict:
-                stored = self.zookeeper.read(path)
-                if stored is None:
-                    continue
-                if stored.owner != session:
-                    self._await_end_of_former(path, stored, deadline)
-                    continue
-            others = [name for name in self.zookeeper.children(nodes.BROKER_IDS) if name != str(self.broker_id)]
-            if others:
-                raise RegistrationRefused(
-                    f"broker.id {self.broker_id}: the cluster in ZooKeeper has broker {others[0]}, and clusters of"
-                    f" several brokers are not supported; {Remedy.OTHER_CHROOT}"
-                )
-            return
+                logger.debug("%s exists", path)
+            stored = self.zookeeper.read(path)
+            if stored is None:
+                continue
+            if stored.owner == session:
+                self.broker_epoch = stored.creation_id
+                return
+            self._await_end_of_former(path, stored, deadline)
 
     def _await_end_of_former(self, path: str, stored: StoredNode, deadline: float) -> None:
         """Wait for the session of this broker's former process to end; raise RegistrationRefused for another broker."""
@@ -209,8 +239,11 @@ class Registry:
         left = deadline - time.monotonic()
         return left > 0 and self.zookeeper.wait_until_deleted(path, left)
 
-    def _become_controller(self, session: int, deadline: float) -> Term:
-        """Create `/controller` and increment the epoch together (registerControllerAndIncrementControllerEpoch)."""
+    def _become_controller(self, session: int) -> Term | None:
+        """Create `/controller` and increment the epoch together (registerControllerAndIncrementControllerEpoch).
+
+        None if another broker is the controller.
+        """
         own = nodes.ControllerNode(brokerid=self.broker_id, timestamp=str(self._clock.now_ms()))
         while True:
             stored = self.zookeeper.read(nodes.CONTROLLER_EPOCH)
@@ -227,14 +260,8 @@ class Registry:
                 )
             except Conflict:
                 controller = self.zookeeper.read(nodes.CONTROLLER)
-                if controller is not None and controller.owner == session:
-                    return Term(epoch, stored.version)
-                if controller is not None and not self._wait_until_deleted(nodes.CONTROLLER, deadline):
-                    broker_id = nodes.decode(nodes.ControllerNode, nodes.CONTROLLER, controller.value).brokerid
-                    raise RegistrationRefused(
-                        f"broker.id {self.broker_id}: broker {broker_id} is the controller in ZooKeeper, and clusters"
-                        f" of several brokers are not supported; {Remedy.OTHER_CHROOT}"
-                    ) from None
+                if controller is not None:
+                    return Term(epoch, stored.version) if controller.owner == session else None
             else:
                 return Term(epoch + 1, stored.version + 1)
 
@@ -253,13 +280,15 @@ class Registry:
         def attempt() -> None:
             nonlocal is_repeated
             self._join()
+            if self._term is None:
+                raise Superseded(f"this broker is not the controller any more; {Remedy.START_BROKER_AGAIN}")
             try:
                 self.zookeeper.commit([Check(nodes.CONTROLLER_EPOCH, self.term.version), *write])
             except OutcomeUnknown:
                 is_repeated = True
                 raise
             except Conflict as conflict:
-                if conflict.position == 0 or conflict.is_bad_version:
+                if conflict.position == 0 or (conflict.is_bad_version and not is_repeated):
                     raise Superseded(
                         f"this broker is not the controller of epoch {self.term.epoch} any more;"
                         f" {Remedy.START_BROKER_AGAIN}"
@@ -270,6 +299,31 @@ class Registry:
                     ) from conflict
 
         self._repeat(attempt)
+
+    def write_states(self, states: Sequence[StateWrite]) -> None:
+        """Write the states of partitions, in their order, with the nodes above those of new ones."""
+        new = [write.place for write in states if write.is_new]
+        above = dict.fromkeys(f"{nodes.topic_path(name)}/partitions" for name, _index in new)
+        above |= dict.fromkeys(nodes.partition_path(*place) for place in new)
+        stored = self._repeat(lambda: self.zookeeper.read_all(list(above)))
+        creations = [Create(path) for path, node in zip(above, stored, strict=True) if node is None]
+        for first in range(0, len(creations), OPERATIONS_IN_A_WRITE):
+            self.write(creations[first : first + OPERATIONS_IN_A_WRITE])
+        operations = [_state_operation(write) for write in states]
+        for first in range(0, len(operations), OPERATIONS_IN_A_WRITE):
+            self.write(operations[first : first + OPERATIONS_IN_A_WRITE])
+
+    def write_as_member(self, write: Write) -> None:
+        """Apply operations that every broker may do, such as a change of a configuration."""
+
+        def attempt() -> None:
+            self._join()
+            self.zookeeper.commit(write)
+
+        try:
+            self._repeat(attempt)
+        except Conflict as conflict:
+            logger.error("a change was not written to ZooKeeper: %s", conflict)
 
     def delete_topic(self, name: str) -> None:
         """Delete the nodes of a topic whose files are deleted, that of its deletion last (completeDeleteTopic)."""
@@ -301,3 +355,8 @@ class Registry:
                 continue
             return range(first, end)
         raise Superseded(f"{nodes.PRODUCER_IDS} in ZooKeeper changed {ATTEMPTS_MAX} times; {Remedy.START_BROKER_AGAIN}")
+
+
+def _state_operation(write: StateWrite) -> Operation:
+    path, value = nodes.state_path(*write.place), nodes.encode(nodes.state_node(write.state))
+    return Create(path, value) if write.is_new else Set(path, value, write.state.version - 1)

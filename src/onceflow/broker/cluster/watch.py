@@ -1,8 +1,9 @@
 """Changes of the topics that other programs write to ZooKeeper, such as Kafka's tools before 3.0.
 
 ZooKeeper's watches fire once. They are set at the start, and again by each `look`, which reads what they are about: the
-names of the topics, the partitions of the topics that were changed, topics to delete, and the notices about changed
-configurations. A new session has no watches; all of them fire then, so that the next look reads everything again.
+live brokers, the controller, the names of the topics, the partitions of the topics that were changed, topics to delete,
+and the notices about changed configurations. A new session has no watches; all of them fire then, so that the next look
+reads everything again.
 
 Notices are deleted after 15 minutes, as by Kafka (kafka.common.ZkNodeChangeNotificationListener).
 """
@@ -16,6 +17,7 @@ from uuid import UUID
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.image import StoredTopic, read_topics
+from onceflow.broker.cluster.state import LiveBroker
 from onceflow.broker.cluster.zookeeper import Conflict, Delete, StoredNode, ZooKeeper
 from onceflow.log.clock import Clock
 
@@ -26,10 +28,13 @@ NOTICE_MS_MAX = 15 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Result of a look: new and changed topics, and the names of all topics to delete."""
+    """Result of a look: new and changed topics, the names of all, those of all to delete, and the live brokers."""
 
     topics: Sequence[StoredTopic]
+    names: Collection[str]
     deletions: Sequence[str]
+    brokers: Sequence[LiveBroker]
+    has_controller: bool
     changed: Collection[str]
     """Names of the new and changed topics, to be put back if this is not applied."""
 
@@ -64,6 +69,10 @@ class Watch:
         with self._lock:
             self._changed |= set(names)
 
+    def look_again(self) -> None:
+        """Let the next look read all topics."""
+        self._known.clear()
+
     def look(self, on_damaged: Callable[[nodes.DamagedNode], None]) -> Seen:
         """Read what has changed, and watch it; `on_damaged` is as in `read_topics`. Raises OutcomeUnknown."""
         with self._lock:
@@ -75,14 +84,29 @@ class Watch:
             raise
 
     def _look(self, changed: set[str], on_damaged: Callable[[nodes.DamagedNode], None]) -> Seen:
+        self._zookeeper.sync()
+        brokers = self._read_brokers()
+        (controller,) = self._zookeeper.read_all([nodes.CONTROLLER], [self._fire])
         names = self._zookeeper.children(nodes.TOPICS, self._fire)
         deletions = self._zookeeper.children(nodes.DELETIONS, self._fire)
         changed |= self._read_notices()
         wanted = [name for name in names if name in changed or name not in self._known]
         topics = read_topics(self._zookeeper, wanted, lambda name: partial(self._fire, name), on_damaged, self._id_of)
-        seen = Seen(list(topics), deletions, wanted)
+        seen = Seen(list(topics), set(names), deletions, brokers, controller is not None, wanted)
         self._known = set(names)
         return seen
+
+    def _read_brokers(self) -> list[LiveBroker]:
+        ids = [name for name in self._zookeeper.children(nodes.BROKER_IDS, self._fire) if name.isdecimal()]
+        stored = self._zookeeper.read_all([nodes.broker_path(int(broker_id)) for broker_id in ids])
+        brokers = []
+        for broker_id, node in zip(ids, stored, strict=True):
+            if node is not None:
+                try:
+                    brokers.append(nodes.live_broker(int(broker_id), node))
+                except nodes.DamagedNode as error:
+                    logger.error("a broker is ignored: %s", error)
+        return brokers
 
     def _read_notices(self) -> set[str]:
         """Return the topics whose configurations have changed since the last look; all are read at the first."""

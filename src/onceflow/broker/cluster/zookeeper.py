@@ -240,6 +240,10 @@ class ZooKeeper:
         except NoNodeError:
             return None
 
+    def sync(self) -> None:
+        """Let later reads see what other sessions have written so far. Raises OutcomeUnknown."""
+        self._wait(self._client.sync_async(self._chroot or "/"))
+
     def ensure(self, path: str) -> None:
         """Create a node and the nodes above it if they do not exist. Raises OutcomeUnknown."""
         self._wait(self._client.ensure_path_async(self._chroot + path))

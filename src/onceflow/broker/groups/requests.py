@@ -65,7 +65,7 @@ class GroupRequests:
         self._next_check_seconds = groups.clock.monotonic() + self._check_interval_seconds
         self._unchecked: Iterator[str] = iter(())
         self._slices = self._replay_in_slices()
-        size_bytes = state_log.partition.log.segments.size_bytes
+        size_bytes = state_log.size_bytes
         while size_bytes <= LOADED_AT_ONCE_BYTES and self.load_slice():
             pass
 
@@ -124,7 +124,9 @@ class GroupRequests:
 
     @property
     def error_code(self) -> ErrorCode:
-        """The error for every group request: `none` while the log is loaded and writable."""
+        """The error for every group request: `none` while the log is here, loaded and writable."""
+        if self._state_log.is_elsewhere:
+            return ErrorCode.not_coordinator
         if self._is_broken or self._state_log.partition.log.durability.failure is not None:
             return ErrorCode.coordinator_not_available
         return ErrorCode.coordinator_load_in_progress if self.is_loading else ErrorCode.none

@@ -1,4 +1,4 @@
-"""DescribeCluster, DescribeLogDirs, ListPartitionReassignments and ElectLeaders for a cluster of one broker.
+"""DescribeCluster, DescribeLogDirs, ListPartitionReassignments and ElectLeaders.
 
 Error codes and messages are Kafka's (kafka.server.KafkaApis, org.apache.kafka.controller.ReplicationControlManager).
 """
@@ -8,12 +8,13 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from onceflow.broker.config import Endpoint
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
 from onceflow.broker.loop.background import reporting_failure, run_in_thread
 from onceflow.broker.network.request import Request
-from onceflow.broker.node import Node
+from onceflow.broker.node import Cluster, Node
 from onceflow.broker.security.authorizer import cluster_operations
-from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.storage.partitions import Partition, Place
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
@@ -23,8 +24,14 @@ CONTROLLER_ENDPOINT = 2
 OPERATIONS_NOT_REQUESTED = -(2**31)
 NO_TAGS = b"\x00"
 WORK_PER_PARTITION = 2
-ELECTION_TYPES = (0, 1)
-"""Preferred and unclean."""
+PREFERRED, UNCLEAN = 0, 1
+ELECTION_TYPES = (PREFERRED, UNCLEAN)
+ELECTION_MESSAGES = {
+    ErrorCode.election_not_needed: "Leader election not needed for topic partition.",
+    ErrorCode.preferred_leader_not_available: "The preferred leader was not available.",
+    ErrorCode.eligible_leaders_not_available: "Eligible topic partition leaders are not available.",
+    ErrorCode.unknown_topic_or_partition: "The partition does not exist.",
+}
 
 _LOG_DIR_PARTITION = struct.Struct(">iqq?")
 """Index, size, offset lag, whether the replica is moving to another directory."""
@@ -44,18 +51,19 @@ def handle_describe_cluster(node: Node, request: Request) -> None:
         error_code=ErrorCode.none,
         error_message=None,
         cluster_id=node.cluster_id,
-        controller_id=node.node_id,
-        brokers=[
-            {
-                "broker_id": node.node_id,
-                "host": request.endpoint.host,
-                "port": request.endpoint.port,
-                "rack": None,
-                "is_fenced": False,
-            }
-        ],
+        controller_id=node.node_id if node.cluster is None else node.cluster.view.controller_id,
+        brokers=_brokers(node, request.endpoint),
         cluster_authorized_operations=operations,
     )
+
+
+def _brokers(node: Node, endpoint: Endpoint) -> list[dict[str, Any]]:
+    """Return the live brokers, with their addresses for clients of this listener."""
+    brokers = [(node.node_id, endpoint, None)] if node.cluster is None else node.cluster.view.nodes(endpoint.listener)
+    return [
+        {"broker_id": broker_id, "host": address.host, "port": address.port, "rack": rack, "is_fenced": False}
+        for broker_id, address, rack in brokers
+    ]
 
 
 def _refuse_endpoint(request: Request, endpoint: int) -> None:
@@ -116,7 +124,7 @@ def _requested_partitions(node: Node, topics: Iterable[Any] | None) -> Mapping[s
     partitions_by_topic: dict[str, dict[int, Partition]] = {}
     for topic in topics:
         for index in topic.partitions:
-            partition = node.partitions.get(topic.topic, index)
+            partition = node.partitions.hosted(topic.topic, index)
             if partition is not None:
                 partitions_by_topic.setdefault(topic.topic, {})[index] = partition
     return {name: list(partitions.values()) for name, partitions in partitions_by_topic.items()}
@@ -156,10 +164,13 @@ def refuse_list_reassignments(request: Request, error_code: ErrorCode, message: 
 
 
 def handle_elect_leaders(node: Node, request: Request) -> None:
-    """Serve one ElectLeaders request: the one replica of every partition is its leader already."""
+    """Serve one ElectLeaders request; without a cluster the one replica of every partition is its leader already."""
     body = request.decode()
     election_type = getattr(body, "election_type", 0)
     is_known = election_type in ELECTION_TYPES
+    if node.cluster is not None and is_known:
+        _elect_in_cluster(node, node.cluster, request, body, unclean=election_type == UNCLEAN)
+        return
     if body.topic_partitions is None:
         # Kafka lists the topics and leaves out the partitions that need no election.
         results: list[tuple[str, list[dict[str, Any]]]] = [(name, []) for name in node.topics.by_name]
@@ -174,6 +185,36 @@ def handle_elect_leaders(node: Node, request: Request) -> None:
             {"topic": name, "partition_result": partition_results} for name, partition_results in results
         ],
     )
+
+
+def _elect_in_cluster(node: Node, cluster: Cluster, request: Request, body: Any, *, unclean: bool) -> None:
+    """Let the controller elect; a request for all partitions leaves out those that need no election."""
+    is_for_all = body.topic_partitions is None
+    places = [(topic.topic, index) for topic in body.topic_partitions or () for index in topic.partitions]
+    if is_for_all:
+        places = [
+            (name, index) for name, topic in node.topics.by_name.items() for index in range(topic.partition_count)
+        ]
+
+    def respond(results: Mapping[Place, ErrorCode] | ErrorCode) -> None:
+        if isinstance(results, ErrorCode):
+            refuse_elect_leaders(request, results, None)
+            return
+        by_topic: dict[str, list[dict[str, Any]]] = {}
+        for (name, index), code in results.items():
+            if not (is_for_all and code is ErrorCode.election_not_needed):
+                message = ELECTION_MESSAGES.get(code)
+                by_topic.setdefault(name, []).append(
+                    {"partition_id": index, "error_code": code, "error_message": message}
+                )
+        request.respond(
+            error_code=ErrorCode.none,
+            replica_election_results=[
+                {"topic": name, "partition_result": partitions} for name, partitions in by_topic.items()
+            ],
+        )
+
+    cluster.metadata.elect_leaders(places, unclean=unclean, respond=respond)
 
 
 def refuse_elect_leaders(request: Request, error_code: ErrorCode, message: str | None) -> None:

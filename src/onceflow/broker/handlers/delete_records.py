@@ -92,9 +92,10 @@ def _decide(
 ) -> dict[str, Any]:
     """Return one partition's part of the response, without its low watermark if there is no error."""
     partition = node.partitions.get(topic, entry.partition_index)
+    if partition is None:
+        return _result(entry, node.partitions.error_of_missing(topic, entry.partition_index))
     error_code = _refusal(topic, partition, entry.offset, errors)
     if not error_code:
-        assert partition is not None
         wanted = partition.log.high_watermark if entry.offset == HIGH_WATERMARK else entry.offset
         log_starts[partition] = max(wanted, log_starts.get(partition, 0))
     return _result(entry, error_code)
@@ -104,9 +105,7 @@ def _result(entry: Any, error_code: ErrorCode) -> dict[str, Any]:
     return {"partition_index": entry.partition_index, "low_watermark": NO_OFFSET, "error_code": error_code}
 
 
-def _refusal(topic: str, partition: Partition | None, offset: int, errors: Mapping[Partition, ErrorCode]) -> ErrorCode:
-    if partition is None:
-        return ErrorCode.unknown_topic_or_partition
+def _refusal(topic: str, partition: Partition, offset: int, errors: Mapping[Partition, ErrorCode]) -> ErrorCode:
     if topic in INTERNAL_TOPICS:
         return ErrorCode.invalid_topic_exception
     if not partition.log.config.cleanup_delete:

@@ -247,7 +247,7 @@ class PendingFetch:
         partition = self._node.partitions.get(topic, wanted.partition)
         if partition is None or (self._timer is not None and partition not in self._watched):
             # Also if it was created while this fetch waits: nothing would wake the fetch for it.
-            return _error(result, wanted, ErrorCode.unknown_topic_or_partition)
+            return _error(result, wanted, self._node.partitions.error_of_missing(topic, wanted.partition))
         if self._body.replica_id >= 0:
             return _error(result, wanted, ErrorCode.not_leader_or_follower)
         if wanted.current_leader_epoch > partition.leader_epoch:

@@ -67,7 +67,7 @@ def _retention_ms(body: Any) -> int:
 
 def offset_error(node: Node, topic: str, partition: int, metadata: str | None) -> ErrorCode:
     """Return why no offset can be committed there, in a transaction or not. Kafka counts `metadata` in UTF-16 units."""
-    if node.partitions.get(topic, partition) is None:
+    if not node.has_partition(topic, partition):
         return ErrorCode.unknown_topic_or_partition
     if len((metadata or "").encode("utf-16-le")) // 2 > node.config.offset_metadata_bytes_max:
         return ErrorCode.offset_metadata_too_large
@@ -226,7 +226,7 @@ def handle_offset_delete(node: Node, request: Request) -> None:
         if is_allowed[topic.name]
         for entry in topic.partitions
     ]
-    known = {place for place in places if node.partitions.get(*place) is not None}
+    known = {place for place in places if node.has_partition(*place)}
     records, error_codes = node.groups.decide_delete_offsets(body.group_id, places, known)
     refused = ErrorCode.topic_authorization_failed
     results: PartitionErrors = [

@@ -6,6 +6,7 @@ from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, SyncRequest
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from onceflow.wire import apis
 from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
@@ -28,18 +29,12 @@ NO_ERROR = "NONE"
 
 
 def handle_find_coordinator(node: Node, request: Request) -> None:
-    """Serve one FindCoordinator request: this broker is the coordinator of every group and transaction."""
+    """Serve one FindCoordinator request: one broker is the coordinator of every group, one of every transaction."""
     body = request.decode()
     is_batched = request.version >= BATCHED_FROM_FIND_COORDINATOR
     keys = body.coordinator_keys if is_batched else (body.key,)
     key_type = getattr(body, "key_type", KEY_TYPE_GROUP)
-    here = {
-        "error_code": ErrorCode.none,
-        "error_message": "" if is_batched else NO_ERROR,
-        "node_id": node.node_id,
-        "host": request.endpoint.host,
-        "port": request.endpoint.port,
-    }
+    here = _coordinator(node, request, key_type, "" if is_batched else NO_ERROR)
     if key_type in KEY_RESOURCES:
         resource_type, refusal = KEY_RESOURCES[key_type]
         access = node.access(request)
@@ -52,6 +47,25 @@ def handle_find_coordinator(node: Node, request: Request) -> None:
         **(here if is_batched else coordinators[0]),
         coordinators=[{**coordinator, "key": key} for key, coordinator in zip(keys, coordinators, strict=True)],
     )
+
+
+def _coordinator(node: Node, request: Request, key_type: int, message: str) -> dict[str, Any]:
+    """Return the coordinator: this broker, or in a cluster the leader of the coordinators' topic."""
+    broker_id, address = node.node_id, request.endpoint
+    if node.cluster is not None:
+        topic = GROUP_OFFSETS_TOPIC if key_type == KEY_TYPE_GROUP else TRANSACTION_STATE_TOPIC
+        leader = node.cluster.view.leader(topic, 0)
+        reachable = None if leader is None else leader.address(address.listener)
+        if leader is None or reachable is None:
+            return _no_coordinator(ErrorCode.coordinator_not_available, "The coordinator is not available.")
+        broker_id, address = leader.broker_id, reachable
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": message,
+        "node_id": broker_id,
+        "host": address.host,
+        "port": address.port,
+    }
 
 
 def _no_coordinator(error_code: ErrorCode, message: str) -> dict[str, Any]:

@@ -221,7 +221,7 @@ class _Listing:
         if self._times_named[topic, entry.partition_index] > 1:
             return ErrorCode.invalid_request
         if partition is None:
-            return ErrorCode.unknown_topic_or_partition
+            return self._node.partitions.error_of_missing(topic, entry.partition_index)
         if entry.timestamp < next(kind for version, kind in EARLIEST_KIND_FROM if self._version >= version):
             return ErrorCode.unsupported_version
         return _epoch_error(partition, getattr(entry, "current_leader_epoch", NO_LEADER_EPOCH)) or _end_error(
@@ -246,7 +246,7 @@ def _respond_with_offsets_before(
             is_allowed = may_describe(topic.name)
             for entry in topic.partitions:
                 if is_allowed:
-                    response = _offsets_before(node.partitions.get(topic.name, entry.partition_index), entry, errors)
+                    response = _offsets_before(node, topic.name, entry, errors)
                 else:
                     response = _unauthorized(entry)
                 offsets = response.get("old_style_offsets", ())
@@ -259,10 +259,11 @@ def _respond_with_offsets_before(
     respond_in_slices(request, b"", elements(), b"")
 
 
-def _offsets_before(partition: Partition | None, entry: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
+def _offsets_before(node: Node, topic: str, entry: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
     response = {"partition_index": entry.partition_index}
+    partition = node.partitions.get(topic, entry.partition_index)
     if partition is None:
-        return {**response, "error_code": ErrorCode.unknown_topic_or_partition}
+        return {**response, "error_code": node.partitions.error_of_missing(topic, entry.partition_index)}
     error_code = _end_error(partition, errors, entry.timestamp)
     if error_code:
         return {**response, "error_code": error_code}
@@ -338,13 +339,11 @@ def _respond_with_epoch_ends(
 ) -> None:
     def epoch_end(topic: str, entry: Any) -> dict[str, Any]:
         if topic in allowed:
-            return _epoch_end(node.partitions.get(topic, entry.partition), entry, errors)
-        return {
-            "partition": entry.partition,
-            "error_code": ErrorCode.topic_authorization_failed,
-            "leader_epoch": NO_LEADER_EPOCH,
-            "end_offset": NO_OFFSET,
-        }
+            partition = node.partitions.get(topic, entry.partition)
+            if partition is not None:
+                return _epoch_end(partition, entry, errors)
+            return _no_epoch_end(entry, node.partitions.error_of_missing(topic, entry.partition))
+        return _no_epoch_end(entry, ErrorCode.topic_authorization_failed)
 
     request.respond(
         topics=[
@@ -354,11 +353,18 @@ def _respond_with_epoch_ends(
     )
 
 
-def _epoch_end(partition: Partition | None, entry: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
+def _no_epoch_end(entry: Any, error_code: ErrorCode) -> dict[str, Any]:
+    return {
+        "partition": entry.partition,
+        "error_code": error_code,
+        "leader_epoch": NO_LEADER_EPOCH,
+        "end_offset": NO_OFFSET,
+    }
+
+
+def _epoch_end(partition: Partition, entry: Any, errors: Mapping[Partition, ErrorCode]) -> dict[str, Any]:
     error_code, end = ErrorCode.none, UNKNOWN_END
-    if partition is None:
-        error_code = ErrorCode.unknown_topic_or_partition
-    elif _epoch_error(partition, entry.current_leader_epoch):
+    if _epoch_error(partition, entry.current_leader_epoch):
         error_code = _epoch_error(partition, entry.current_leader_epoch)
     elif partition in errors:
         error_code = errors[partition]

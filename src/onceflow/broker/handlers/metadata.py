@@ -5,22 +5,25 @@ built in slices, with a bounded number of topics and partitions in each turn of 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from onceflow.broker.handlers.quotas import mutation_charge
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
 from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import cache_key
-from onceflow.broker.node import Node
+from onceflow.broker.node import Cluster, Node
 from onceflow.broker.security.authorizer import Access, cluster_operations
 from onceflow.broker.topics.operations import Created
 from onceflow.broker.topics.topics import INTERNAL_TOPICS, NewTopic, Topic, is_legal_name
 from onceflow.wire import apis, metadata
 from onceflow.wire.acls import AclOperation, ResourceType
-from onceflow.wire.apis import APIS
+from onceflow.wire.apis import APIS, CLUSTER_APIS
 from onceflow.wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from onceflow.broker.cluster.view import ClusterView
 
 ALL_TOPICS_IS_EMPTY_BEFORE = 1
 BY_ID_FROM = 12
@@ -44,8 +47,10 @@ def handle_api_versions(node: Node, request: Request) -> None:
     if request.version >= NAMED_CLIENTS_FROM and not _has_valid_name(body):
         request.respond(error_code=ErrorCode.invalid_request, api_keys=())
         return
+    served = APIS if node.cluster is None else CLUSTER_APIS
     api_keys = [
-        {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.version_max} for api in APIS.values()
+        {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.version_max}
+        for api in served.values()
     ]
     response = request.encoded(error_code=ErrorCode.none, api_keys=api_keys)
     node.response_cache.keep(cache_key(request), response)
@@ -77,6 +82,10 @@ def handle_metadata(node: Node, request: Request) -> None:
         refused.update({result.name: result.error_code for result in results if result.error_code not in _NO_REFUSAL})
         request.in_slices(_find_topics(node, request, body, refused, topics, access), respond)
 
+    if missing and not node.metadata.is_controller:
+        assert node.cluster is not None
+        node.cluster.forwarder.create([topic.name for topic in missing])
+        missing = []
     if missing:
         charge = mutation_charge(node, request, ALWAYS_STRICT)
         node.topic_operations.create(missing, created, failed=request.reply.close_connection, charge=charge)
@@ -163,16 +172,58 @@ def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | b
                 yield topic, 1
             else:
                 operations = _shown_operations(access, body, topic.name)
-                count = node.partitions.count(topic.name)
-                yield node.metadata_entries.entry(topic, count, version, operations=operations)
+                if node.cluster is None:
+                    count = node.partitions.count(topic.name)
+                    yield node.metadata_entries.entry(topic, count, version, operations=operations)
+                else:
+                    yield _entry_in_cluster(node.cluster, request, topic, operations)
 
-    host, port, _ = request.endpoint
-    head = metadata.encode_head(version, node.node_id, host, port, node.cluster_id)
+    host, port, listener = request.endpoint
+    if node.cluster is None:
+        head = metadata.encode_head(version, [(node.node_id, host, port, None)], node.cluster_id, node.node_id)
+    else:
+        view = node.cluster.view
+        brokers = [(broker_id, *address[:2], rack) for broker_id, address, rack in view.nodes(listener)]
+        head = metadata.encode_head(version, brokers, node.cluster_id, view.controller_id)
     if getattr(body, "include_cluster_authorized_operations", False):
         tail = metadata.encode_tail(version, cluster_operations(access))
     else:
         tail = metadata.encode_tail(version, metadata.OPERATIONS_NOT_REQUESTED)
     respond_in_slices(request, head, entries(), tail)
+
+
+def _entry_in_cluster(cluster: Cluster, request: Request, topic: Topic, operations: int) -> Element:
+    """Encode a topic with the leaders that the controller has named (ZkMetadataCache.getPartitionMetadata)."""
+    reachable = {broker_id for broker_id, _address, _rack in cluster.view.nodes(request.endpoint.listener)}
+    partitions = [
+        _partition_in_cluster(cluster.view, topic, index, reachable) for index in range(topic.partition_count)
+    ]
+    entry = metadata.encode_topic_of_brokers(
+        request.version,
+        ErrorCode.none if partitions else ErrorCode.leader_not_available,
+        topic.name,
+        topic.topic_id,
+        partitions,
+        is_internal=topic.is_internal,
+        operations=operations,
+    )
+    return entry, WORK_PER_FOUND * (1 + len(partitions))
+
+
+def _partition_in_cluster(
+    view: "ClusterView", topic: Topic, index: int, reachable: Container[int]
+) -> metadata.PartitionEntry:
+    state = view.state(topic.name, index)
+    if state is None:
+        # The topic is in ZooKeeper, but the controller has not named a leader yet.
+        return metadata.PartitionEntry(ErrorCode.leader_not_available, index, -1, -1, topic.replicas[index], (), ())
+    if state.leader in reachable:
+        code, leader = ErrorCode.none, state.leader
+    else:
+        code = ErrorCode.listener_not_found if state.leader in view.brokers else ErrorCode.leader_not_available
+        leader = -1
+    offline = [broker for broker in state.replicas if broker not in reachable]
+    return metadata.PartitionEntry(code, index, leader, state.leader_epoch, state.replicas, state.isr, offline)
 
 
 def _find_topic(

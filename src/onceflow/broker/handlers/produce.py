@@ -222,8 +222,9 @@ def _take(
     at = len(responses)
     partition = node.partitions.get(name, index)
     try:
-        _check(pending, name, partition, records)
-        assert partition is not None
+        if partition is None:
+            raise _missing(node, name, index)
+        _check(pending, name, records)
         assert records is not None
         if node.record_checks.must_wait(partition, records):
             _append_later(node, partition, records, pending, responses)
@@ -265,7 +266,9 @@ def _append_later(
                 raise error
             # The topic may have been deleted meanwhile, and recreated.
             current = node.partitions.get(partition.topic, partition.index)
-            _check(pending, partition.topic, current if current is partition else None, batch)
+            if current is not partition:
+                raise _missing(node, partition.topic, partition.index)
+            _check(pending, partition.topic, batch)
             _append(node, partition, batch, pending, responses, at, is_checked=True)
         except (Refused, LogError) as refusal:
             pending.count_error(refusal.error_code)
@@ -316,10 +319,16 @@ def _append(
         partition.when_synced(appended.last_offset + 1, synced)
 
 
-def _check(pending: PendingProduce, name: str, partition: Partition | None, records: memoryview | None) -> None:
+def _missing(node: Node, name: str, index: int) -> Refused:
+    """Return the refusal of records for a partition that is not served here."""
+    error_code = node.partitions.error_of_missing(name, index)
+    if error_code is ErrorCode.not_leader_or_follower:
+        return Refused(error_code, f"another broker leads {name}-{index}")
+    return Refused(error_code, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
+
+
+def _check(pending: PendingProduce, name: str, records: memoryview | None) -> None:
     """Check in Kafka's order: KafkaApis.handleProduceRequest, ProduceRequest.validateRecords, ReplicaManager."""
-    if partition is None:
-        raise Refused(ErrorCode.unknown_topic_or_partition, f"topic {name[:NAME_CHARACTERS_MAX]} has no such partition")
     if not records:
         raise Refused(ErrorCode.invalid_record, f"{name}: a partition without records")
     if pending.version < ZSTD_FROM and _codec(records) == Codec.ZSTD:

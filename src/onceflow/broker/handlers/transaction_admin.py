@@ -175,6 +175,9 @@ def handle_describe_transactions(node: Node, request: Request) -> None:
             partition_count = sum(len(topic["partitions"]) for topic in described["topics"])
             yield encoded(request, "transaction_states", described), WORK_PER_DESCRIBED + partition_count
 
+    if node.transactions.error_code is ErrorCode.not_coordinator:
+        refuse(ErrorCode.not_coordinator)
+        return
     when_built = once_durable(node.transactions.when_synced, refuse)
     respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_built=when_built)
 

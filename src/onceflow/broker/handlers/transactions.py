@@ -137,7 +137,7 @@ def _add_refusal(node: Node, access: Access, partition: TopicPartition) -> Error
     if topic in INTERNAL_TOPICS or not access.may(AclOperation.WRITE, ResourceType.TOPIC, topic):
         return ErrorCode.topic_authorization_failed
     if node.partitions.get(*partition) is None:
-        return ErrorCode.unknown_topic_or_partition
+        return node.partitions.error_of_missing(*partition)
     return ErrorCode.none
 
 
@@ -222,6 +222,8 @@ def handle_offset_commit(node: Node, request: Request) -> None:
 def _offset_commit_refusal(node: Node, body: Any) -> ErrorCode:
     if not body.group_id:
         return ErrorCode.invalid_group_id
+    if node.group_requests.error_code is ErrorCode.not_coordinator:
+        return ErrorCode.not_coordinator
     refusal = node.transactions.check_produce(
         body.producer_id, body.producer_epoch, body.transactional_id, *GROUP_OFFSETS
     )

@@ -82,7 +82,7 @@ class Traffic:
     """Traffic of all APIs. All methods run on the event loop."""
 
     def __init__(self) -> None:
-        self._by_key = {key: ApiTraffic(api.name) for key, api in apis.APIS.items()}
+        self._by_key = {key: ApiTraffic(api.name) for key, api in apis.CLUSTER_APIS.items()}
         self._unknown = ApiTraffic(UNKNOWN_API)
 
     def __iter__(self) -> Iterator[ApiTraffic]:

@@ -16,12 +16,30 @@ from onceflow.broker.config import Endpoint
 from onceflow.broker.loop.slices import run_in_slices
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.security.principal import KafkaPrincipal
-from onceflow.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE, WRITE_TXN_MARKERS
+from onceflow.wire.apis import (
+    CONTROLLED_SHUTDOWN,
+    LEADER_AND_ISR,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    STOP_REPLICA,
+    UPDATE_METADATA,
+    WRITE_TXN_MARKERS,
+)
 from onceflow.wire.frames import RequestHeader, decode_request, response_class, response_head, with_size
 from onceflow.wire.response_writer import FieldWriter, entity_writer
 
 NO_THROTTLE = timedelta(0)
-UNTHROTTLED = frozenset((WRITE_TXN_MARKERS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
+UNTHROTTLED = frozenset(
+    (
+        WRITE_TXN_MARKERS,
+        SASL_HANDSHAKE,
+        SASL_AUTHENTICATE,
+        LEADER_AND_ISR,
+        STOP_REPLICA,
+        UPDATE_METADATA,
+        CONTROLLED_SHUTDOWN,
+    )
+)
 """APIs whose responses have no throttle time."""
 
 

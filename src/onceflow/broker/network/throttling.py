@@ -43,6 +43,10 @@ NO_THROTTLE_TIME_BEFORE = {
     apis.SASL_HANDSHAKE: apis.NEVER,
     apis.SASL_AUTHENTICATE: apis.NEVER,
     apis.WRITE_TXN_MARKERS: apis.NEVER,
+    apis.LEADER_AND_ISR: apis.NEVER,
+    apis.STOP_REPLICA: apis.NEVER,
+    apis.UPDATE_METADATA: apis.NEVER,
+    apis.CONTROLLED_SHUTDOWN: apis.NEVER,
 }
 """First versions of responses with a throttle time; those of other APIs have it in every version."""
 LAST = frozenset((apis.PRODUCE, apis.API_VERSIONS))
@@ -52,9 +56,9 @@ LAST = frozenset((apis.PRODUCE, apis.API_VERSIONS))
 @cache
 def throttle_position(api_key: int, version: int) -> int | None:
     """Return the position of the throttle time in a whole response, from its end if negative; None without one."""
-    if not NO_THROTTLE_TIME_BEFORE.get(api_key, 0) <= version <= apis.APIS[api_key].version_max:
+    if not NO_THROTTLE_TIME_BEFORE.get(api_key, 0) <= version <= apis.CLUSTER_APIS[api_key].version_max:
         return None
-    is_flexible = version >= apis.APIS[api_key].flexible_from
+    is_flexible = version >= apis.CLUSTER_APIS[api_key].flexible_from
     if api_key in LAST:
         return -INT32.size - is_flexible
     return SIZE_AND_CORRELATION_ID.size + is_flexible + (2 if api_key == apis.OFFSET_DELETE else 0)
@@ -73,7 +77,7 @@ class Throttling:
         try:
             api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame, 0)
             client_id, _end = read_nullable_string(frame, REQUEST_HEADER.size, flexible=False)
-            is_served = api_key in apis.APIS
+            is_served = api_key in apis.CLUSTER_APIS
         except SHORT_OF_BYTES:
             is_served = False
         if not is_served:

@@ -137,7 +137,7 @@ class Housekeeping:
 
     def _is_served(self, partition: Partition) -> bool:
         """Return whether the partition is still open: its topic may be deleted, and recreated, at any moment."""
-        return self._partitions.get(partition.topic, partition.index) is partition
+        return self._partitions.hosted(partition.topic, partition.index) is partition
 
     # Retention and deleted records
 

@@ -96,7 +96,7 @@ class LogCleaner:
 
     def _is_served(self, partition: Partition) -> bool:
         """Return whether the partition is still open: its topic may be deleted, and recreated, at any moment."""
-        return self._partitions.get(partition.topic, partition.index) is partition
+        return self._partitions.hosted(partition.topic, partition.index) is partition
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -129,22 +129,48 @@ def when_ends_synced(
         partition.when_synced(partition.log.log_end_offset, partial(end, partition))
 
 
+Place = tuple[str, int]
+"""A topic's name and the index of a partition."""
+
+
 class Partitions:
-    """All open partitions by topic and index."""
+    """The open partitions by topic and index.
+
+    Without a cluster a topic's partitions are all here, and served. In a cluster a broker hosts some of them, and
+    serves those that it leads.
+    """
 
     def __init__(self) -> None:
-        self._by_topic: dict[str, list[Partition]] = {}
+        self._by_topic: dict[str, list[Partition | None]] = {}
+        """Served partitions, None for the others."""
+        self._not_led: dict[Place, Partition] = {}
+        """Partitions with a log here that this broker does not lead."""
+        self.is_elsewhere: Callable[[str, int], bool] = lambda _topic, _index: False
+        """Whether another broker of the cluster may serve a partition."""
 
     def __iter__(self) -> Iterator[Partition]:
         for partitions in self._by_topic.values():
-            yield from partitions
+            for partition in partitions:
+                if partition is not None:
+                    yield partition
+        yield from self._not_led.values()
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """Return the partition, or None if it does not exist or is not open yet."""
+        """Return the partition, or None if it does not exist, is not open yet, or is led by another broker."""
         partitions = self._by_topic.get(topic)
         if partitions is None or not 0 <= index < len(partitions):
             return None
         return partitions[index]
+
+    def error_of_missing(self, topic: str, index: int) -> ErrorCode:
+        """Return the error for a partition that is not served here (ReplicaManager.getPartitionOrError)."""
+        if self.is_elsewhere(topic, index):
+            return ErrorCode.not_leader_or_follower
+        return ErrorCode.unknown_topic_or_partition
+
+    def hosted(self, topic: str, index: int) -> Partition | None:
+        """Return the partition if its log is here, whether this broker leads it or not."""
+        return self.get(topic, index) or self._not_led.get((topic, index))
 
     def install(self, topic: str, logs: list[PartitionLog]) -> None:
         """Add a topic; `logs` are in the order of the partitions."""
@@ -155,13 +181,42 @@ class Partitions:
         present = self._by_topic.setdefault(topic, [])
         present += [Partition(topic, len(present) + number, log) for number, log in enumerate(logs)]
 
+    def host(self, topic: str, index: int, log: PartitionLog) -> None:
+        """Add one partition that this broker does not lead yet."""
+        partition = self._not_led[topic, index] = Partition(topic, index, log)
+        partition.leader_epoch = log.leader_epoch
+
+    def lead(self, topic: str, index: int, leader_epoch: int) -> None:
+        """Serve a hosted partition from now on, in this epoch."""
+        hosted = self.hosted(topic, index)
+        if hosted is not None and hosted.leader_epoch != leader_epoch:
+            hosted.log.begin_epoch(leader_epoch)
+            hosted.leader_epoch = leader_epoch
+        partition = self._not_led.pop((topic, index), None)
+        if partition is not None:
+            partitions = self._by_topic.setdefault(topic, [])
+            partitions += [None] * (index + 1 - len(partitions))
+            partitions[index] = partition
+
+    def resign(self, topic: str, index: int) -> None:
+        """Serve a hosted partition no more; its waiting requests get NOT_LEADER_OR_FOLLOWER."""
+        partition = self.get(topic, index)
+        if partition is not None:
+            self._by_topic[topic][index] = None
+            self._not_led[topic, index] = partition
+            partition.fail(ErrorCode.not_leader_or_follower)
+
     def of_topic(self, topic: str) -> Sequence[Partition]:
         """Return the open partitions of a topic in their order."""
-        return self._by_topic.get(topic, ())
+        served = [partition for partition in self._by_topic.get(topic, ()) if partition is not None]
+        if not self._not_led:
+            return served
+        others = [partition for (name, _index), partition in self._not_led.items() if name == topic]
+        return sorted((*served, *others), key=lambda partition: partition.index)
 
     def topic_names(self) -> list[str]:
         """Return the names of the open topics, in the order in which they were opened."""
-        return list(self._by_topic)
+        return list(dict.fromkeys((*self._by_topic, *(name for name, _index in self._not_led))))
 
     def count(self, topic: str) -> int:
         """Return how many partitions of the topic are open: all of them, unless some are being created."""
@@ -169,10 +224,21 @@ class Partitions:
 
     def withdraw(self, topic: str) -> list[Partition]:
         """Remove a topic; its waiting requests get UNKNOWN_TOPIC_OR_PARTITION."""
-        withdrawn = self._by_topic.pop(topic, [])
+        withdrawn = list(self.of_topic(topic))
+        self._by_topic.pop(topic, None)
         for partition in withdrawn:
+            self._not_led.pop((topic, partition.index), None)
             partition.fail(ErrorCode.unknown_topic_or_partition)
         return withdrawn
+
+    def withdraw_one(self, topic: str, index: int) -> Partition | None:
+        """Remove one partition, as `withdraw` does a topic."""
+        partition = self.hosted(topic, index)
+        if partition is not None:
+            self.resign(topic, index)
+            del self._not_led[topic, index]
+            partition.fail(ErrorCode.unknown_topic_or_partition)
+        return partition
 
 
 def close_all(partitions: Sequence[Partition]) -> bool:

@@ -7,6 +7,7 @@ from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.log.clock import Clock
 from onceflow.wire.batch import BatchHeader, Record, batches, decode_batch, encode_batch
+from onceflow.wire.errors import ErrorCode
 from onceflow.wire.markers import Marker, decode_marker
 
 READ_BYTES = 1024 * 1024
@@ -26,10 +27,17 @@ class StateBatch(NamedTuple):
 class StateLog:
     """Writes and reads the records of one partition of this broker."""
 
+    is_elsewhere = False
+    """Whether another broker of the cluster has the log."""
+
     def __init__(self, partition: Partition, clock: Clock, group_commit: GroupCommit) -> None:
         self.partition = partition
         self._clock = clock
         self._group_commit = group_commit
+
+    @property
+    def size_bytes(self) -> int:
+        return self.partition.log.segments.size_bytes
 
     def append(
         self,
@@ -86,3 +94,24 @@ class StateLog:
                 else:
                     yield StateBatch(header, decode_batch(data, position), None)
                 offset = header.last_offset + 1
+
+
+class StateLogElsewhere(StateLog):
+    """The log of another broker of the cluster: here it has no records, and nothing can be appended.
+
+    Callers ask `is_elsewhere` before they append.
+    """
+
+    is_elsewhere = True
+    size_bytes = 0
+
+    def __init__(self) -> None:
+        """There is no partition."""
+
+    def when_synced(self, synced: Synced) -> None:
+        """Call `synced` at once: there is nothing to sync."""
+        synced(ErrorCode.none)
+
+    def batches(self, read_bytes: int = READ_BYTES) -> Iterator[StateBatch]:
+        """Yield nothing."""
+        return iter(())

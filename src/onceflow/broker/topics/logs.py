@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.storage.partitions import Partitions
+from onceflow.broker.storage.partitions import Partitions, Place
 from onceflow.broker.topics.configs import log_config
 from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, GROUP_OFFSETS_TOPIC, Topic, Topics
+from onceflow.log.checkpoint import LEADER_EPOCH
 from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
@@ -57,8 +58,24 @@ class TopicLogs:
         """Open or create the logs of these partitions. Blocks; raises LogError, DataDirectoryRefused, OSError."""
         return [self._open(topic.name, index, config, topic.topic_id, clean=clean) for index in indexes]
 
+    def open_replica(self, topic: Topic, index: int, config: LogConfig, *, clean: bool) -> PartitionLog:
+        """Open or create the log of a partition of a cluster, as `open` does.
+
+        Until this broker leads it in a later epoch, it continues the last one: a coordinator appends to its own topic.
+        """
+        log = self._open(topic.name, index, config, topic.topic_id, clean=clean, is_replica=True)
+        log.begin_epoch(max(log.epochs.latest, LEADER_EPOCH))
+        return log
+
     def _open(
-        self, topic: str, index: int, config: LogConfig, topic_id: uuid.UUID | None, *, clean: bool
+        self,
+        topic: str,
+        index: int,
+        config: LogConfig,
+        topic_id: uuid.UUID | None,
+        *,
+        clean: bool,
+        is_replica: bool = False,
     ) -> PartitionLog:
         path = self._directory.partition_path(topic, index)
         log = PartitionLog.open(
@@ -69,20 +86,28 @@ class TopicLogs:
             clean=clean,
             topic_id=topic_id,
             log_start_offset=self._directory.log_start_offsets.get(topic, index),
+            is_replica=is_replica,
         )
         if log.recovery_removed_bytes:
             logger.warning("%s: recovery truncated %d bytes of an incomplete batch", path, log.recovery_removed_bytes)
         return log
 
-    def open_topics(self, topics: Topics) -> None:
-        """Open the logs of all topics at start, and delete the directories of deleted topics."""
+    def open_topics(self, topics: Topics, *, hosted_by: int | None = None) -> None:
+        """Open the logs of all topics at start, and delete the directories of deleted topics.
+
+        `hosted_by` is the id of a broker in a cluster: it opens the partitions that are assigned to it, and leads none
+        until the controller says so.
+        """
         for topic in topics.by_name.values():
-            self._open_topic(topic)
+            if hosted_by is None:
+                self._open_topic(topic)
+            else:
+                self._open_hosted(topic, hosted_by)
         deleted = topics.deleted_names()
         for name, index in list(self._directory.partitions()):
             if name in deleted:
                 self._directory.delete_partition(name, index)
-            elif name != CLUSTER_METADATA_TOPIC and self._partitions.get(name, index) is None:
+            elif name != CLUSTER_METADATA_TOPIC and self._partitions.hosted(name, index) is None:
                 logger.warning("%s belongs to no topic; it is left alone", self._directory.partition_path(name, index))
 
     def _open_topic(self, topic: Topic) -> None:
@@ -106,6 +131,20 @@ class TopicLogs:
         if logs:
             self._partitions.install(topic.name, logs)
 
+    def _open_hosted(self, topic: Topic, broker_id: int) -> None:
+        """Open the logs of a topic's partitions on this broker of a cluster; on a full disk, those that exist."""
+        config = self.config_of(topic)
+        for index in (index for index, replicas in enumerate(topic.replicas) if broker_id in replicas):
+            try:
+                log = self.open_replica(topic, index, config, clean=self._directory.clean)
+            except NoSpaceForNewLog as error:
+                if topic.is_internal:
+                    raise
+                remedy = f"{Remedy.FREE_DISK}, then {Remedy.RESTART_BROKER}"
+                logger.error("%s-%d is not served: %s; %s", topic.name, index, error, remedy)
+            else:
+                self._partitions.host(topic.name, index, log)
+
     def config_of(self, topic: Topic) -> LogConfig:
         """Return the configuration of the topic's logs."""
         if topic.name == GROUP_OFFSETS_TOPIC:
@@ -122,12 +161,16 @@ class TopicLogs:
 
     def delete_files(self, topics: Sequence[Topic]) -> set[str]:
         """Delete the directories of topics; return the names of those that have files left. Blocks."""
-        left: set[str] = set()
-        for topic in topics:
-            for index in range(topic.partition_count):
-                try:
-                    self._directory.delete_partition(topic.name, index)
-                except OSError as error:
-                    logger.error("%s-%d could not be deleted: %s", topic.name, index, error)
-                    left.add(topic.name)
+        places = [(topic.name, index) for topic in topics for index in range(topic.partition_count)]
+        return {name for name, _index in self.delete_partitions(places)}
+
+    def delete_partitions(self, places: Iterable[Place]) -> set[Place]:
+        """Delete the directories of partitions; return those that have files left. Blocks."""
+        left: set[Place] = set()
+        for name, index in places:
+            try:
+                self._directory.delete_partition(name, index)
+            except OSError as error:
+                logger.error("%s-%d could not be deleted: %s", name, index, error)
+                left.add((name, index))
         return left

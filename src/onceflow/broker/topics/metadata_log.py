@@ -48,14 +48,21 @@ class MetadataStore(Protocol):
     def is_disconnected(self) -> bool:
         """Whether ZooKeeper cannot be reached at present."""
 
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides about topics."""
+
     def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
         """Store and replay a change of the topics. Raises LogError, TopicRefused."""
 
     def record_config(self, records: Sequence[MetadataRecord]) -> None:
         """Store and replay a topic's configurations. Raises LogError, TopicRefused."""
 
-    def finish_deletions(self, names: Iterable[str]) -> None:
-        """Forget deleted topics, now that their files and offsets are deleted."""
+    def require_controller(self) -> None:
+        """Raise TopicRefused unless this broker may create, extend and delete topics."""
+
+    def finish_deletions(self, names: Iterable[str], released: Callable[[Iterable[str]], None]) -> None:
+        """Forget deleted topics, now that their files and offsets are deleted here; `released` gets their names."""
 
     def follow_others(self, follow: Follow, delete: DeleteTopics) -> None:
         """Apply what other programs store, from now on."""
@@ -91,6 +98,7 @@ class MetadataLog:
 
     is_disconnected = False
     """It needs no ZooKeeper."""
+    is_controller = True
 
     def __init__(
         self,
@@ -147,8 +155,12 @@ class MetadataLog:
         """
         self.record(records, from_reserve=self._disk.leaves_half())
 
-    def finish_deletions(self, _names: Iterable[str]) -> None:
-        """Do nothing: a topic's removal is one record."""
+    def require_controller(self) -> None:
+        """Do nothing: there is no other broker."""
+
+    def finish_deletions(self, names: Iterable[str], released: Callable[[Iterable[str]], None]) -> None:
+        """Release the names at once: a topic's removal is one record."""
+        released(names)
 
     def follow_others(self, _follow: Follow, _delete: DeleteTopics) -> None:
         """Do nothing: no other program writes the log."""

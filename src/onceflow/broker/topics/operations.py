@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from onceflow.broker.loop.background import Failed, ignore_failure, reporting_failure, run_in_thread
 from onceflow.broker.loop.slices import run_in_slices
 from onceflow.broker.storage.group_commit import GroupCommit
-from onceflow.broker.storage.partitions import Partitions
+from onceflow.broker.storage.partitions import Partitions, Place
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_log import MetadataStore
 from onceflow.broker.topics.records import ConfigRecord, MetadataRecord, PartitionRecord, TopicRecord
@@ -89,8 +89,11 @@ class TopicOperations:
         group_commit: GroupCommit,
         thread: Executor,
         delete_offsets: DeleteOffsets,
+        opens_partitions: bool = True,
     ) -> None:
+        """Without `opens_partitions`, `host` opens the logs of partitions, when a cluster's controller says so."""
         self._topics = topics
+        self._opens_partitions = opens_partitions
         self._partitions = partitions
         self._metadata = metadata
         self._logs = logs
@@ -178,6 +181,7 @@ class TopicOperations:
 
     def _create(self, new: NewTopic, *, validate_only: bool, charge: Charge | None) -> Created:
         try:
+            self._metadata.require_controller()
             records = self._topics.decide_create(new)
             _take(charge, sum(isinstance(record, PartitionRecord) for record in records))
             if not validate_only:
@@ -207,7 +211,7 @@ class TopicOperations:
 
         run_in_thread(
             self._thread,
-            lambda: [self._try_open(opening) for opening in openings],
+            lambda: [self._try_open(opening) if self._opens_partitions else [] for opening in openings],
             reporting_failure(failed, install),
             failed,
         )
@@ -227,6 +231,8 @@ class TopicOperations:
         if self._topics.by_id.get(topic.topic_id) is not topic:
             # Its files are about to be deleted, so no record may be acknowledged there. Dropping the logs closes them.
             return ErrorCode.unknown_topic_or_partition, f"topic {topic.name} was deleted at the same time"
+        if not self._opens_partitions:
+            return None
         if self._partitions.count(topic.name) != opening.start:
             message = (
                 f"topic {topic.name}: partitions before {opening.start} could not be opened; {Remedy.RESTART_BROKER}"
@@ -264,6 +270,73 @@ class TopicOperations:
                 logger.error("topic %s of another program is not served: %s", name, message)
 
         self._in_turn(decide, ignore_failure)
+
+    # Partitions of a broker in a cluster
+
+    def host(self, wanted: Sequence[tuple[Topic, int]], hosted: Callable[[Mapping[Place, str]], None]) -> None:
+        """Open the logs of partitions that this broker is to lead; `hosted` gets the reasons against some.
+
+        The caller waits for `hosted` before it asks again.
+        """
+        missing = [(topic, index) for topic, index in wanted if self._partitions.hosted(topic.name, index) is None]
+        if not missing:
+            hosted({})
+            return
+        openings = [_Opening(topic, index, index + 1, self._logs.config_of(topic)) for topic, index in missing]
+
+        def opened(results: list[PartitionLog | str]) -> None:
+            failures: dict[Place, str] = {}
+            for opening, result in zip(openings, results, strict=True):
+                topic = opening.topic
+                if isinstance(result, str):
+                    failures[topic.name, opening.start] = result
+                elif self._topics.by_id.get(topic.topic_id) is not topic:
+                    failures[topic.name, opening.start] = f"topic {topic.name} was deleted at the same time"
+                else:
+                    self._partitions.host(topic.name, opening.start, result)
+                    if self._logs.config_of(topic) != opening.config:
+                        self._logs.reconfigure(topic)
+            hosted(failures)
+
+        def failed(reason: str) -> None:
+            hosted({(topic.name, index): reason for topic, index in missing})
+
+        run_in_thread(
+            self._thread,
+            lambda: [self._try_open_replica(opening) for opening in openings],
+            reporting_failure(failed, opened),
+            failed,
+        )
+
+    def _try_open_replica(self, opening: _Opening) -> PartitionLog | str:
+        try:
+            return self._logs.open_replica(opening.topic, opening.start, opening.config, clean=False)
+        except (OSError, OnceflowError) as error:
+            logger.error("%s-%d cannot be opened: %s", opening.topic.name, opening.start, error)
+            return str(error)
+
+    def forget(self, name: str) -> None:
+        """Close the partitions of a topic that another broker has deleted."""
+        for partition in self._partitions.withdraw(name):
+            self._group_commit.forget(partition)
+
+    def delete_replicas(self, places: Sequence[Place], deleted: Callable[[Set[Place]], None]) -> None:
+        """Delete partitions of this broker; `deleted` gets those with files left."""
+        for topic, index in places:
+            partition = self._partitions.withdraw_one(topic, index)
+            if partition is not None:
+                self._group_commit.forget(partition)
+
+        def failed(reason: str) -> None:
+            logger.error("partitions could not be deleted: %s", reason)
+            deleted(set(places))
+
+        run_in_thread(
+            self._thread,
+            lambda: self._logs.delete_partitions(places),
+            reporting_failure(failed, deleted),
+            failed,
+        )
 
     # Adding partitions
 
@@ -312,6 +385,7 @@ class TopicOperations:
 
     def _add_partitions(self, wanted: MorePartitions, *, validate_only: bool, charge: Charge | None) -> _Opening:
         """Record additional partitions of a topic. Raises TopicRefused, LogError."""
+        self._metadata.require_controller()
         records = self._topics.decide_more_partitions(wanted)
         _take(charge, len(records))
         topic = self._topics.by_name[wanted.name]
@@ -420,20 +494,19 @@ class TopicOperations:
 
     def _delete(self, topic: Topic, charge: Charge | None) -> Deleted:
         try:
+            self._metadata.require_controller()
             records = self._topics.decide_delete(topic)
             _take(charge, topic.partition_count)
             self._metadata.record(records, from_reserve=True)
         except (TopicRefused, LogError) as error:
             return topic, error.error_code, str(error)
         self._topics.being_deleted.add(topic.name)
-        for partition in self._partitions.withdraw(topic.name):
-            self._group_commit.forget(partition)
+        self.forget(topic.name)
         return topic, ErrorCode.none, None
 
     def _release_names(self, deleted: Sequence[str]) -> None:
         """Allow the names of deleted topics to be used again."""
-        self._topics.being_deleted.difference_update(deleted)
-        self._metadata.finish_deletions(deleted)
+        self._metadata.finish_deletions(deleted, self._topics.being_deleted.difference_update)
 
 
 def _take(charge: Charge | None, partitions: int) -> None:

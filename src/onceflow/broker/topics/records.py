@@ -35,11 +35,15 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A topic has this partition, led by `leader`, its only replica (API key 3)."""
+    """A topic has this partition, led by `leader` (API key 3).
+
+    `replicas` are the brokers of a cluster that have it; without a cluster the leader is the only one.
+    """
 
     partition: int
     topic_id: uuid.UUID
     leader: int
+    replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def encode(record: MetadataRecord) -> bytes:
     match record:
         case TopicRecord(name, topic_id):
             return _framed(2, _string(name) + topic_id.bytes)
-        case PartitionRecord(partition, topic_id, leader):
+        case PartitionRecord(partition, topic_id, leader, _replicas):
             replicas = _unsigned_varint(2) + struct.pack(">i", leader)
             fields = struct.pack(">i", partition) + topic_id.bytes + replicas + replicas + b"\x01\x01"
             return _framed(3, fields + struct.pack(">iii", leader, LEADER_EPOCH, 0))

@@ -6,10 +6,13 @@ at start.
 
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import randrange
 
 from onceflow.broker.topics import configs as topic_configs
+from onceflow.broker.topics.assignment import assign_replicas
 from onceflow.broker.topics.records import (
     ConfigRecord,
     MetadataRecord,
@@ -29,6 +32,8 @@ INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, CLUSTER_METADAT
 """Topics of the broker itself; clients can read but not write them."""
 NAME_CHARACTERS_MAX = 249
 PRODUCER_IDS_IN_A_BLOCK = 1000
+REPLICATION_FACTOR_MAX = 1
+"""Followers are not built yet."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -43,12 +48,14 @@ class TopicRefused(OnceflowError):
 
 @dataclass(slots=True)
 class Topic:
-    """One topic. Its partitions are all on this broker."""
+    """One topic."""
 
     name: str
     topic_id: uuid.UUID
     partition_count: int = 0
     configs: dict[str, str] = field(default_factory=dict)
+    replicas: list[tuple[int, ...]] = field(default_factory=list)
+    """Brokers of each partition."""
 
     @property
     def is_internal(self) -> bool:
@@ -103,6 +110,8 @@ class Topics:
         self.next_producer_id = 0
         self.partition_count = 0
         """Partitions of all topics together, without the internal ones, which the broker needs in any case."""
+        self.brokers: Collection[int] = (node_id,)
+        """Live brokers, among which new partitions are assigned."""
         self._by_metric_name: dict[str, str] = {}
         self._make_uuid = make_uuid
 
@@ -125,12 +134,12 @@ class Topics:
             configs = topic_configs.normalized(new.configs)
         except topic_configs.InvalidConfig as error:
             raise TopicRefused(error.error_code, str(error)) from error
-        partition_count = self._partition_count(new)
-        self._check_partition_limit(new.name, partition_count)
+        assigned = self._assigned(new)
+        self._check_partition_limit(new.name, len(assigned))
         topic_id = self._make_uuid()
         records: list[MetadataRecord] = [TopicRecord(new.name, topic_id)]
         records += [ConfigRecord(new.name, name, value) for name, value in configs.items()]
-        records += [PartitionRecord(index, topic_id, self.node_id) for index in range(partition_count)]
+        records += [PartitionRecord(index, topic_id, brokers[0], brokers) for index, brokers in enumerate(assigned)]
         return records
 
     def _check_collision(self, name: str) -> None:
@@ -141,23 +150,33 @@ class Topics:
                 ErrorCode.invalid_topic_exception, f"Topic '{name}' collides with existing topic: {other}"
             )
 
-    def _partition_count(self, new: NewTopic) -> int:
+    def _assigned(self, new: NewTopic) -> list[tuple[int, ...]]:
+        """Return the brokers of each partition of a new topic."""
         if new.assignments:
             self._check_assignments(new)
-            return len(new.assignments)
+            return [tuple(brokers) for _index, brokers in sorted(new.assignments)]
         if new.replication_factor < -1 or new.replication_factor == 0:
             message = "Replication factor must be larger than 0, or -1 to use the default value."
             raise TopicRefused(ErrorCode.invalid_replication_factor, message)
         if new.partition_count < -1 or new.partition_count == 0:
             message = "Number of partitions was set to an invalid non-positive value."
             raise TopicRefused(ErrorCode.invalid_partitions, message)
-        if new.replication_factor > 1:
+        if new.replication_factor > len(self.brokers):
             raise TopicRefused(
                 ErrorCode.invalid_replication_factor,
                 f"Unable to replicate the partition {new.replication_factor} time(s): The target replication factor of"
-                f" {new.replication_factor} cannot be reached because only 1 broker(s) are registered.",
+                f" {new.replication_factor} cannot be reached because only {len(self.brokers)} broker(s) are"
+                " registered.",
             )
-        return self.partition_count_default if new.partition_count == -1 else new.partition_count
+        if new.replication_factor > REPLICATION_FACTOR_MAX:
+            raise TopicRefused(
+                ErrorCode.invalid_replication_factor,
+                f"replication factor {new.replication_factor} exceeds the maximum of {REPLICATION_FACTOR_MAX}:"
+                " partitions are not replicated",
+            )
+        count = self.partition_count_default if new.partition_count == -1 else new.partition_count
+        start, shift = randrange(len(self.brokers)), randrange(len(self.brokers))
+        return assign_replicas(sorted(self.brokers), count, 1, start=start, shift=shift)
 
     def _check_assignments(self, new: NewTopic) -> None:
         """Check that counts are unset and each partition occurs once, as in ReplicationControlManager.createTopic."""
@@ -180,13 +199,16 @@ class Topics:
             raise TopicRefused(ErrorCode.invalid_replica_assignment, message)
 
     def _check_assignment(self, broker_ids: Assignment) -> None:
-        unknown = sorted(set(broker_ids) - {self.node_id})
+        unknown = sorted(set(broker_ids) - set(self.brokers))
+        repeated = [broker_id for broker_id, times in Counter(broker_ids).items() if times > 1]
         if not broker_ids:
             reason = "an empty replica list"
         elif unknown:
             reason = f"broker {unknown[0]}, but no such broker is registered"
-        elif len(broker_ids) > 1:
-            reason = f"the broker {self.node_id} more than once"
+        elif repeated:
+            reason = f"the broker {repeated[0]} more than once"
+        elif len(broker_ids) > REPLICATION_FACTOR_MAX:
+            reason = f"{len(broker_ids)} brokers for a partition, but only {REPLICATION_FACTOR_MAX} is supported"
         else:
             return
         message = f"The manual partition assignment includes {reason}."
@@ -219,7 +241,13 @@ class Topics:
         if wanted.assignments is not None:
             self._check_new_assignments(count - present, wanted.assignments)
         self._check_partition_limit(topic.name, count - present)
-        return [PartitionRecord(index, topic.topic_id, self.node_id) for index in range(present, count)]
+        if wanted.assignments is not None:
+            assigned = [tuple(brokers) for brokers in wanted.assignments]
+        else:
+            brokers = sorted(self.brokers)
+            start = next((at for at, broker in enumerate(brokers) if broker >= topic.replicas[0][0]), 0)
+            assigned = assign_replicas(brokers, count - present, 1, start=start, shift=start, first=present)
+        return [PartitionRecord(present + at, topic.topic_id, to[0], to) for at, to in enumerate(assigned)]
 
     def _check_new_assignments(self, count: int, assignments: Sequence[Assignment]) -> None:
         if len(assignments) != count:
@@ -264,9 +292,10 @@ class Topics:
             case TopicRecord(name, topic_id):
                 self.by_name[name] = self.by_id[topic_id] = Topic(name, topic_id)
                 self._by_metric_name[_metric_name(name)] = name
-            case PartitionRecord(partition, topic_id, _leader):
+            case PartitionRecord(partition, topic_id, leader, replicas):
                 topic = self.by_id[topic_id]
                 topic.partition_count = partition + 1
+                topic.replicas.append(replicas or (leader,))
                 self.partition_count += not topic.is_internal
             case ConfigRecord(topic_name, name, None):
                 self.by_name[topic_name].configs.pop(name, None)

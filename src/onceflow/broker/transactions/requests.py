@@ -177,7 +177,9 @@ class Transactions:
 
     @property
     def error_code(self) -> ErrorCode:
-        """The error for every transactional request: `none` while the log is writable."""
+        """The error for every transactional request: `none` while the log is here and writable."""
+        if self._state_log.is_elsewhere:
+            return ErrorCode.not_coordinator
         failed = self._state_log.partition.log.durability.failure is not None
         return ErrorCode.coordinator_not_available if failed else ErrorCode.none
 
@@ -300,7 +302,7 @@ class Transactions:
 
         syncs = Syncs(synced)
         for topic, index in sorted(transaction.partitions):
-            partition = self._partitions.get(topic, index)
+            partition = self._partitions.hosted(topic, index)
             if partition is None:
                 self._when_topics_synced(syncs.expect(lambda _code: None))
             else:
@@ -340,7 +342,7 @@ class Transactions:
         syncs.settle()
 
     def _mark(self, transaction: Transaction, place: TopicPartition, completion: Completion, syncs: Syncs) -> None:
-        partition = self._partitions.get(*place)
+        partition = self._partitions.hosted(*place)
         if partition is None:
             self._skip_deleted(place, completion, syncs)
             return
@@ -448,7 +450,7 @@ class Transactions:
         """Write an admin's marker to one partition; a transaction known to the coordinator is aborted as a whole."""
         partition = self._partitions.get(*place)
         if partition is None or place[0] in INTERNAL_TOPICS:
-            respond(ErrorCode.unknown_topic_or_partition)
+            respond(self._partitions.error_of_missing(*place))
             return
         transaction = self.coordinator.of_producer(request.producer_id)
         if transaction is not None and request.producer_epoch > transaction.producer_epoch:

@@ -1,0 +1,96 @@
+"""Requests between the brokers of a cluster on ZooKeeper (kafka.server.KafkaApis).
+
+The controller sends LeaderAndIsr, UpdateMetadata and StopReplica; the other brokers send AlterPartition and
+ControlledShutdown to the controller.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from onceflow.broker.cluster.controller import AlteredPartition
+from onceflow.broker.cluster.state import Place, State
+from onceflow.broker.network.request import Request
+from onceflow.broker.node import Node
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from onceflow.wire.frames import encode_response
+
+
+def handle_control(node: Node, request: Request) -> None:
+    """Serve one request of the controller; respond when it is applied."""
+    assert node.cluster is not None
+    header = request.header
+
+    def respond(response: Any) -> None:
+        request.reply.count_error(response.error_code)
+        request.reply.send([encode_response(header.api.key, header.version, header.correlation_id, response)])
+
+    node.cluster.member.deliver(request.decode(), respond)
+
+
+def handle_alter_partition(node: Node, request: Request) -> None:
+    """Serve one AlterPartition request; respond when ZooKeeper has the in-sync replicas."""
+    assert node.cluster is not None
+    body = request.decode()
+    wishes = {
+        (topic.topic_id, partition.partition_index): AlteredPartition(
+            partition.leader_epoch,
+            tuple(broker.broker_id for broker in partition.new_isr_with_epochs),
+            partition.partition_epoch,
+            partition.leader_recovery_state == 1,
+        )
+        for topic in body.topics
+        for partition in topic.partitions
+    }
+
+    def respond(results: Mapping[tuple[UUID, int], State | ErrorCode] | ErrorCode) -> None:
+        if isinstance(results, ErrorCode):
+            request.respond(error_code=results, topics=())
+            return
+        by_topic: dict[UUID, list[dict[str, Any]]] = {}
+        for (topic_id, index), result in results.items():
+            by_topic.setdefault(topic_id, []).append(_altered(index, result))
+        topics = [{"topic_id": topic_id, "partitions": partitions} for topic_id, partitions in by_topic.items()]
+        request.respond(error_code=ErrorCode.none, topics=topics)
+
+    node.cluster.metadata.alter_partitions(body.broker_id, body.broker_epoch, wishes, respond)
+
+
+def _altered(index: int, result: State | ErrorCode) -> dict[str, Any]:
+    if isinstance(result, ErrorCode):
+        nothing = {"leader_id": 0, "leader_epoch": 0, "isr": (), "partition_epoch": 0}
+        return {"partition_index": index, "error_code": result, **nothing}
+    return {
+        "partition_index": index,
+        "error_code": ErrorCode.none,
+        "leader_id": result.leader,
+        "leader_epoch": result.leader_epoch,
+        "isr": result.isr,
+        "leader_recovery_state": int(result.is_recovering),
+        "partition_epoch": result.version,
+    }
+
+
+def handle_controlled_shutdown(node: Node, request: Request) -> None:
+    """Serve one ControlledShutdown request; respond with the partitions that the broker still leads."""
+    assert node.cluster is not None
+    body = request.decode()
+
+    def respond(result: Sequence[Place] | ErrorCode) -> None:
+        if isinstance(result, ErrorCode):
+            request.respond(error_code=result, remaining_partitions=())
+            return
+        left = [{"topic_name": name, "partition_index": index} for name, index in result]
+        request.respond(error_code=ErrorCode.none, remaining_partitions=left)
+
+    node.cluster.metadata.shut_down(body.broker_id, body.broker_epoch, respond)
+
+
+HANDLERS = {
+    apis.LEADER_AND_ISR: handle_control,
+    apis.UPDATE_METADATA: handle_control,
+    apis.STOP_REPLICA: handle_control,
+    apis.ALTER_PARTITION: handle_alter_partition,
+    apis.CONTROLLED_SHUTDOWN: handle_controlled_shutdown,
+}

@@ -1,0 +1,275 @@
+"""Several brokers in one cluster: partitions led by different brokers, one controller, and its successor."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from onceflow.testing import Broker
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from tests.broker.cluster.conftest import Tree
+from tests.broker.raw_client import batch_of, connected, milliseconds
+
+NewBroker = Callable[..., Broker]
+PARTITIONS = 6
+SESSION_MS = 1000
+
+
+class Brokers:
+    """Three brokers of a cluster, in this process; broker 1 is the first controller."""
+
+    def __init__(self, new_broker: NewBroker, directory: Path) -> None:
+        self._new_broker = new_broker
+        self._directory = directory
+        self.running: dict[int, Broker] = {}
+        for broker_id in (1, 2, 3):
+            self.start(broker_id)
+
+    def start(self, broker_id: int) -> Broker:
+        self.running[broker_id] = self._new_broker(
+            self._directory / str(broker_id), broker_id=broker_id, zookeeper_session_timeout_ms=SESSION_MS
+        ).start()
+        return self.running[broker_id]
+
+    def stop(self, broker_id: int) -> None:
+        self.running.pop(broker_id).stop()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap_servers for broker in self.running.values())
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap})
+
+    def create(self, topic: str, partitions: int = PARTITIONS) -> None:
+        admin = self.admin()
+        (created,) = admin.create_topics([NewTopic(topic, partitions, 1)]).values()
+        created.result(30)
+        for broker_id in self.running:
+            self.await_leaders(topic, broker_id)
+
+    def controller(self, from_broker: int) -> int:
+        """Return the controller, as one broker names it."""
+        with connected(self.running[from_broker].bootstrap_servers) as client:
+            response = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
+            controller_id: int = response.controller_id
+            return controller_id
+
+    def await_leaders(self, topic: str, from_broker: int) -> None:
+        """Wait until a broker has heard of the leader of every partition."""
+        deadline = time.monotonic() + 60
+        while -1 in self.leaders(topic, from_broker).values():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def delete(self, topic: str) -> None:
+        admin = self.admin()
+        (deleted,) = admin.delete_topics([topic]).values()
+        deleted.result(30)
+
+    def leaders(self, topic: str, from_broker: int) -> dict[int, int]:
+        """Return the leader of each partition, as one broker describes them; -1 if there is none."""
+        admin = AdminClient({"bootstrap.servers": self.running[from_broker].bootstrap_servers})
+        partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
+        return {index: partition.leader for index, partition in partitions.items()} or {0: -1}
+
+
+@pytest.fixture
+def brokers(new_broker: NewBroker, tmp_path: Path) -> Iterator[Brokers]:
+    opened = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in opened.running.values()])
+        yield opened
+
+
+def send(bootstrap: str, topic: str, values: list[bytes]) -> None:
+    """Send each value to the partition of its number, with acks=all."""
+    failures: list[Any] = []
+
+    def delivered(error: Any, _message: Any) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = Producer({"bootstrap.servers": bootstrap, "allow.auto.create.topics": False, "linger.ms": 0})
+    for number, value in enumerate(values):
+        producer.produce(topic, value, partition=number % PARTITIONS, on_delivery=delivered)
+    assert producer.flush(60) == 0
+    assert not failures
+
+
+def read(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    """Read the topic from its start, without a group's partitions."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(values) < count and time.monotonic() < deadline:
+        values += [value for message in consumer.consume(count, 0.2) if (value := message.value()) is not None]
+    consumer.close()
+    return sorted(values)
+
+
+def test_partitions_are_spread_and_served(brokers: Brokers, tree: Tree) -> None:
+    brokers.create("clicks")
+    leaders = brokers.leaders("clicks", from_broker=2)
+    assert sorted(leaders.values()) == [1, 1, 2, 2, 3, 3]
+    assert leaders == brokers.leaders("clicks", from_broker=3)
+    assert brokers.controller(from_broker=3) == 1
+    values = [b"%03d" % number for number in range(60)]
+    send(brokers.running[3].bootstrap_servers, "clicks", values)
+    assert read(brokers.running[2].bootstrap_servers, "clicks", 60) == values
+    assert {tree.json(f"/brokers/topics/clicks/partitions/{index}/state")["leader"] for index in leaders} == {1, 2, 3}
+
+
+def test_groups_are_served_by_one_broker(brokers: Brokers) -> None:
+    brokers.create("clicks")
+    settings = {"bootstrap.servers": brokers.running[3].bootstrap_servers, "group.id": "visitors"}
+    consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
+    consumer.subscribe(["clicks"])
+    send(brokers.bootstrap, "clicks", [b"ann"] * PARTITIONS)
+    values: list[bytes | None] = []
+    deadline = time.monotonic() + 60
+    while len(values) < PARTITIONS and time.monotonic() < deadline:
+        values += [message.value() for message in consumer.consume(PARTITIONS, 0.2)]
+    consumer.commit(asynchronous=False)
+    places = [TopicPartition("clicks", index) for index in range(PARTITIONS)]
+    assert [place.offset for place in consumer.committed(places, timeout=30)] == [1] * PARTITIONS
+    consumer.close()
+    admin = AdminClient({"bootstrap.servers": brokers.running[2].bootstrap_servers})
+    groups = admin.list_consumer_groups().result(30)
+    assert [group.group_id for group in groups.valid] == ["visitors"]
+    assert not groups.errors
+
+
+def test_a_broker_leaves_and_returns(brokers: Brokers, tree: Tree) -> None:
+    brokers.create("clicks")
+    values = [b"%03d" % number for number in range(60)]
+    send(brokers.bootstrap, "clicks", values)
+    hosted = [index for index, leader in brokers.leaders("clicks", from_broker=1).items() if leader == 3]
+    brokers.stop(3)
+    state = f"/brokers/topics/clicks/partitions/{hosted[0]}/state"
+    tree.await_that(lambda: tree.json(state)["leader"] == -1)
+    tree.await_that(lambda: brokers.leaders("clicks", from_broker=2)[hosted[0]] == -1)
+    brokers.start(3)
+    tree.await_that(lambda: brokers.leaders("clicks", from_broker=2)[hosted[0]] == 3)
+    assert tree.json(state)["leader_epoch"] == 2
+    send(brokers.bootstrap, "clicks", values)
+    assert read(brokers.running[1].bootstrap_servers, "clicks", 120) == sorted(values * 2)
+
+
+def test_another_controller_is_elected(brokers: Brokers, tree: Tree) -> None:
+    brokers.create("clicks")
+    values = [b"%03d" % number for number in range(60)]
+    send(brokers.bootstrap, "clicks", values)
+    brokers.stop(1)
+    tree.await_that(lambda: tree.exists("/controller") and tree.json("/controller")["brokerid"] in (2, 3))
+    assert tree.text("/controller_epoch") == "2"
+    for broker_id in (2, 3):
+        tree.await_that(lambda broker_id=broker_id: brokers.controller(broker_id) in (2, 3))  # type: ignore[misc]
+    brokers.create("visits")
+    assert set(brokers.leaders("visits", from_broker=2).values()) == {2, 3}
+    brokers.start(1)
+    brokers.await_leaders("clicks", from_broker=1)
+    assert read(brokers.running[1].bootstrap_servers, "clicks", 60) == values
+    assert tree.json("/controller")["brokerid"] in (2, 3)
+
+
+def test_topics_are_changed_by_the_controller(brokers: Brokers, tree: Tree, tmp_path: Path) -> None:
+    brokers.create("clicks", 3)
+    wanted = {"name": "visits", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+    with connected(brokers.running[2].bootstrap_servers) as client:
+        creation = {"topics": [wanted], "timeout": milliseconds(1000), "validate_only": False}
+        response = client.ask(apis.CREATE_TOPICS, 4, **creation)
+        assert [topic.error_code for topic in response.topics] == [ErrorCode.not_controller]
+    admin = brokers.admin()
+    (added,) = admin.create_partitions([NewPartitions("clicks", PARTITIONS)]).values()
+    added.result(30)
+    tree.await_that(lambda: sorted(brokers.leaders("clicks", from_broker=3).values()) == [1, 1, 2, 2, 3, 3])
+    send(brokers.bootstrap, "clicks", [b"ann"] * PARTITIONS)
+    brokers.delete("clicks")
+    tree.await_that(lambda: not tree.exists("/admin/delete_topics/clicks"))
+    assert not tree.exists("/brokers/topics/clicks")
+    assert not list(tmp_path.glob("?/clicks-*"))
+    brokers.create("clicks")
+    send(brokers.bootstrap, "clicks", [b"ben"] * PARTITIONS)
+    assert read(brokers.bootstrap, "clicks", PARTITIONS) == [b"ben"] * PARTITIONS
+
+
+def test_deletion_waits_for_absent_brokers(brokers: Brokers, tree: Tree, tmp_path: Path) -> None:
+    brokers.create("clicks")
+    brokers.stop(3)
+    brokers.delete("clicks")
+    tree.await_that(lambda: not list(tmp_path.glob("2/clicks-*")))
+    assert tree.exists("/admin/delete_topics/clicks")
+    with pytest.raises(KafkaException, match="being deleted"):
+        brokers.create("clicks")
+    brokers.start(3)
+    tree.await_that(lambda: not tree.exists("/admin/delete_topics/clicks"))
+    assert not list(tmp_path.glob("3/clicks-*"))
+
+
+def test_others_refuse_records(brokers: Brokers) -> None:
+    brokers.create("clicks", 1)
+    (leader,) = brokers.leaders("clicks", from_broker=1).values()
+    other = next(broker_id for broker_id in (2, 3) if broker_id != leader)
+    with connected(brokers.running[other].bootstrap_servers) as client:
+        assert client.produce("clicks", 0, batch_of(b"ann")).error_code == ErrorCode.not_leader_or_follower
+        assert client.produce("clicks", 1, batch_of(b"ann")).error_code == ErrorCode.unknown_topic_or_partition
+
+
+def test_any_broker_changes_configurations(brokers: Brokers, tree: Tree) -> None:
+    """Kafka's admin client sends a change of a topic's configuration to any broker."""
+    brokers.create("clicks")
+    alter = {"resource_type": 2, "resource_name": "clicks"}
+    change = {"name": "retention.ms", "config_operation": 0, "value": "7000"}
+    with connected(brokers.running[2].bootstrap_servers) as client:
+        response = client.ask(
+            apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=[{**alter, "configs": [change]}], validate_only=False
+        )
+        assert [result.error_code for result in response.responses] == [0]
+    assert tree.json("/config/topics/clicks")["config"] == {"retention.ms": "7000"}
+    for broker in brokers.running.values():
+        tree.await_that(lambda broker=broker: retention_of(broker, "clicks") == "7000")  # type: ignore[misc]
+
+
+def retention_of(broker: Broker, topic: str) -> str | None:
+    with connected(broker.bootstrap_servers) as client:
+        resource = {"resource_type": 2, "resource_name": topic, "configuration_keys": ["retention.ms"]}
+        response = client.ask(
+            apis.DESCRIBE_CONFIGS, 1, resources=[resource], include_synonyms=False, include_documentation=False
+        )
+        (entry,) = response.results[0].configs
+        value: str | None = entry.value
+        return value
+
+
+def test_any_broker_has_topics_created(brokers: Brokers) -> None:
+    """A broker lets the controller create a topic that its client asks for."""
+    with connected(brokers.running[3].bootstrap_servers) as client:
+        deadline = time.monotonic() + 60
+        while True:
+            response = client.ask(apis.METADATA, 4, topics=[{"name": "pages"}], allow_auto_topic_creation=True)
+            partitions = response.topics[0].partitions
+            if response.topics[0].error_code == 0 and partitions and partitions[0].error_code == 0:
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_elections_are_the_controllers(brokers: Brokers) -> None:
+    brokers.create("clicks", 3)
+    wanted = {"election_type": 0, "topic_partitions": [{"topic": "clicks", "partitions": [0, 9]}]}
+    codes = {}
+    for broker_id in (1, 2):
+        with connected(brokers.running[broker_id].bootstrap_servers) as client:
+            response = client.ask(apis.ELECT_LEADERS, 1, timeout=milliseconds(1000), **wanted)
+            (topic,) = response.replica_election_results
+            codes[broker_id] = [partition.error_code for partition in topic.partition_result]
+    assert codes[1] == [ErrorCode.election_not_needed, ErrorCode.unknown_topic_or_partition]
+    assert codes[2] == [ErrorCode.not_controller] * 2
