@@ -35,15 +35,17 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk
 from onceflow.log.epochs import UNKNOWN_END, EpochEnd
-from onceflow.log.errors import NoSpaceForNewLog, OffsetOutOfRange, StorageFailed
-from onceflow.log.recovery import Loaded, Loader, new_log
+from onceflow.log.errors import CorruptBatch, NoSpaceForNewLog, OffsetOutOfRange, StorageFailed
+from onceflow.log.recovery import Loaded, Loader, new_log, replay_producer
 from onceflow.log.segment import NO_TIMESTAMP, Segment, WriteNotUndone
 from onceflow.log.segments import Segments
 from onceflow.log.sync import Durability
+from onceflow.log.truncation import Truncation
 from onceflow.log.validation import check_records, needs_record_check, validated_header
 from onceflow.log.visible import VisibleLog
 from onceflow.remedies import Remedy
-from onceflow.wire.batch import BatchHeader, patch_offset, read_header, stamp_append_time
+from onceflow.wire.batch import BatchHeader, batches, check_batch, patch_offset, read_header, stamp_append_time
+from onceflow.wire.errors import WireError
 from onceflow.wire.markers import Marker, encode_marker
 
 logger = logging.getLogger(__name__)
@@ -64,23 +66,44 @@ class Appended(NamedTuple):
 class PartitionLog:
     """Log of one partition, open for appending at its end."""
 
-    def __init__(self, directory: Path, config: LogConfig, disk: Disk, clock: Clock, loaded: Loaded) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        disk: Disk,
+        clock: Clock,
+        loaded: Loaded,
+        *,
+        is_replica: bool = False,
+    ) -> None:
         self.directory = directory
         self.name = directory.name
-        self.recovery_removed_bytes = loaded.removed_bytes
-        self._disk = disk
-        self._clock = clock
-        self.producers = loaded.producers
-        self.epochs = loaded.epochs
+        self.is_replica = is_replica
+        """Whether other brokers may have copies of the log."""
         self.leader_epoch = LEADER_EPOCH
         """Epoch of the batches that `append` appends."""
+        self._disk = disk
+        self._clock = clock
+        self._is_refusing = False
+        self._adopt(config, loaded)
+
+    def _adopt(self, config: LogConfig, loaded: Loaded) -> None:
+        self.recovery_removed_bytes = loaded.removed_bytes
+        self.producers = loaded.producers
+        self.epochs = loaded.epochs
         self.segments = Segments(loaded.segments, loaded.log_start_offset, loaded.log_end_offset)
         self.visible = VisibleLog(self.name, config, self.segments, self.producers.transactions)
         self.durability = Durability(
-            directory, config, disk, clock, self.segments, self.visible, self.epochs, is_new=loaded.is_new
+            self.directory,
+            config,
+            self._disk,
+            self._clock,
+            self.segments,
+            self.visible,
+            self.epochs,
+            is_new=loaded.is_new,
         )
-        self._active_since_ms = clock.now_ms()
-        self._is_refusing = False
+        self._active_since_ms = self._clock.now_ms()
         self._closed = self._position() if loaded.is_closed else None
         """End of the log when the disk had everything that a clean start needs."""
         self.reconfigure(config)
@@ -113,7 +136,8 @@ class PartitionLog:
                 raise NoSpaceForNewLog(directory)
             disk.make_directory(directory)
             epochs = new_checkpoints(disk, directory, topic_id, is_replica=is_replica)
-            return cls(directory, config, disk, clock, new_log(directory, config, disk, log_start_offset, epochs))
+            loaded = new_log(directory, config, disk, log_start_offset, epochs)
+            return cls(directory, config, disk, clock, loaded, is_replica=is_replica)
         sizes = swap.finish(disk, directory)
         kept = check_checkpoints(disk, directory, sizes, topic_id, is_replica=is_replica)
         loader = Loader(directory, sizes, config, disk, clock, log_start_offset, kept, is_replica=is_replica)
@@ -121,7 +145,7 @@ class PartitionLog:
         if not clean:
             # After a kill its name may be in the page cache only.
             disk.sync_directory(directory.parent)
-        return cls(directory, config, disk, clock, loaded)
+        return cls(directory, config, disk, clock, loaded, is_replica=is_replica)
 
     def reconfigure(self, config: LogConfig) -> None:
         """Apply other settings to the next appends."""
@@ -253,17 +277,111 @@ class PartitionLog:
         self.producers.transactions.forget_ended(self.visible.high_watermark)
         return Appended(offset, offset)
 
-    def _append(self, header: BatchHeader, buffer: bytearray | memoryview, now_ms: int, *, from_reserve: bool) -> int:
-        """Write a batch at the log's end, in a new segment if necessary, and index it; return its last offset."""
+    def append_copy(self, data: memoryview) -> None:
+        """Append whole batches of the partition's leader with their bytes, offsets and leader epochs; a last one that
+        is cut is ignored (Kafka's UnifiedLog.appendAsFollower).
+
+        Offsets may be missing, since the leader compacts its log. Appends the batches before a wrong one, and raises
+        LogError: CorruptBatch, OffsetOutOfRange where a batch is not after the log's end, StorageFailed.
+        """
+        self.durability.require_writable()
+        now_ms = self._clock.now_ms()
+        try:
+            for position, header in batches(data):
+                check_batch(data, position, header)
+                self._append_one_copy(header, data[position : position + header.size_bytes], now_ms)
+        except WireError as error:
+            raise CorruptBatch(
+                f"{self.name}: {error}; the bytes changed on their way or on the leader's disk"
+            ) from error
+
+    def _append_one_copy(self, header: BatchHeader, batch: memoryview, now_ms: int) -> None:
+        segments = self.segments
+        if header.base_offset < segments.end_offset:
+            raise OffsetOutOfRange(self.name, header.base_offset, segments.start_offset, segments.end_offset)
+        if header.base_offset > segments.end_offset:
+            self.durability.gaps_end = header.last_offset + 1
+        if header.partition_leader_epoch != self.epochs.latest:
+            self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+        self._append(header, batch, now_ms, from_reserve=False, is_copy=True)
+        if header.producer_id >= 0:
+            active = segments.active
+            replay_producer(self.producers, active, active.size_bytes - header.size_bytes, header, now_ms)
+
+    def wait_for_replicas(self, high_watermark: int) -> None:
+        """Let the high watermark be `high_watermark` and advance by `advance_high_watermark` only, not by syncs."""
+        segments = self.segments
+        self.durability.waits_for_replicas = True
+        self.visible.advance_to(max(segments.start_offset, min(high_watermark, segments.end_offset)))
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Show readers of a replica everything below `offset`, or below the log's end if that is earlier; nothing that
+        they saw disappears."""
+        offset = min(offset, self.segments.end_offset)
+        if offset > self.visible.high_watermark:
+            self.visible.advance_to(offset)
+
+    def begin_truncation(self, offset: int, *, starts_over: bool = False) -> Truncation | None:
+        """Return what removes everything from `offset` on; None if nothing is there. Nothing is appended meanwhile.
+
+        `starts_over`: nothing is kept, and the log starts at `offset`. No round of syncs may be running. Raises
+        StorageFailed; ValueError for an offset before the log's start.
+        """
+        self.durability.require_writable()
+        if self.durability.is_syncing:
+            raise RuntimeError(f"{self.name}: a sync is running")
+        segments = self.segments
+        if not starts_over and offset < segments.start_offset:
+            raise ValueError(f"{self.name}: offset {offset} is before the log's start {segments.start_offset}")
+        if not starts_over and offset >= segments.end_offset:
+            self.epochs.truncate_from_end(offset)
+            return None
+        self.durability.failure = StorageFailed(f"{self.name}: the log is being truncated to {offset}")
+        return Truncation(
+            self._disk,
+            self.directory,
+            self.config,
+            self._clock,
+            segments.in_order,
+            segments.start_offset,
+            offset,
+            starts_over,
+        )
+
+    def end_truncation(self, loaded: Loaded) -> None:
+        """Continue with what is left after `Truncation.run`."""
+        high_watermark, waits_for_replicas = self.visible.high_watermark, self.durability.waits_for_replicas
+        self._adopt(self.config, loaded)
+        if waits_for_replicas:
+            self.wait_for_replicas(high_watermark)
+
+    def fail_truncation(self, error: OSError) -> None:
+        """Refuse writes after `Truncation.run` raised."""
+        self.durability.fail(error)
+
+    def _append(
+        self,
+        header: BatchHeader,
+        buffer: bytearray | memoryview,
+        now_ms: int,
+        *,
+        from_reserve: bool,
+        is_copy: bool = False,
+    ) -> int:
+        """Write a batch at the log's end, in a new segment if necessary, and index it; return its last offset.
+
+        A copy has its offset and leader epoch already.
+        """
         self._require_space(from_reserve=from_reserve)
-        base_offset = self.segments.end_offset
+        base_offset = header.base_offset if is_copy else self.segments.end_offset
         last_offset = base_offset + header.last_offset_delta
         size_bytes = header.batch_length + 12
         segment = self.segments.active
         if self._must_roll(segment, header, size_bytes, last_offset, now_ms):
             segment = self._roll(now_ms)
             self._require_space(from_reserve=from_reserve)
-        patch_offset(buffer, 0, base_offset, self.leader_epoch)
+        if not is_copy:
+            patch_offset(buffer, 0, base_offset, self.leader_epoch)
         begin = segment.size_bytes
         self._write(segment, buffer, size_bytes, from_reserve=from_reserve)
         if not from_reserve:

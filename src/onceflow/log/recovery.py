@@ -276,22 +276,9 @@ class Loader:
             if self._is_replica:
                 self._add_epoch(header)
             if header.producer_id >= 0:
-                self._rebuild_producer(segment, position, header)
+                replay_producer(self._producers, segment, position, header, self._now_ms)
             size_bytes = position + batch_bytes
         return size_bytes, offset
-
-    def _rebuild_producer(self, segment: Segment, position: int, header: BatchHeader) -> None:
-        """Update producer state, open transactions and the index of aborted ones, as when the batch was appended."""
-        if not header.is_control:
-            self._producers.add(header, header.last_sequence, header.base_offset, self._now_ms)
-            self._producers.forget_beyond_limit()
-            return
-        marker = segment.marker_at(position, header.size_bytes)
-        if marker is None:
-            return
-        aborted = self._producers.add_marker(header, marker, header.base_offset, self._now_ms)
-        if aborted is not None:
-            segment.transaction_index.append(aborted)
 
     def _remove_segments(self, segments: list[Segment], number: int) -> None:
         """Remove the segments from `number` on, newest first, durably."""
@@ -308,6 +295,21 @@ class Loader:
             is_stray = name.endswith(_SUFFIXES) and base not in known and name != last_snapshot
             if is_stray or name.endswith(".tmp"):
                 remove_if_there(self._disk, self._directory / name)
+
+
+def replay_producer(producers: Producers, segment: Segment, position: int, header: BatchHeader, now_ms: int) -> None:
+    """Update producer state, open transactions and the index of aborted ones by a batch that the leader, or this
+    broker before a crash, had accepted."""
+    if not header.is_control:
+        producers.add(header, header.last_sequence, header.base_offset, now_ms)
+        producers.forget_beyond_limit()
+        return
+    marker = segment.marker_at(position, header.size_bytes)
+    if marker is None:
+        return
+    aborted = producers.add_marker(header, marker, header.base_offset, now_ms)
+    if aborted is not None:
+        segment.transaction_index.append(aborted)
 
 
 def good_batches(

@@ -80,7 +80,7 @@ def replace(disk: Disk, directory: Path, old: Sequence[Segment], offset_end: int
     Returns the new segment, and the old files' new names.
     """
     base = old[0].base_offset
-    _write_compaction_end(disk, directory, offset_end)
+    write_compaction_end(disk, directory, offset_end)
     _rename_all(disk, directory, base, CLEANED_SUFFIX, SWAP_SUFFIX)
     disk.sync_directory(directory)
     retired = retire(disk, directory, old, kept_snapshot=base)
@@ -151,6 +151,7 @@ def read_compaction_end(disk: Disk, directory: Path) -> int:
     return int(content[1])
 
 
-def _write_compaction_end(disk: Disk, directory: Path, offset_end: int) -> None:
+def write_compaction_end(disk: Disk, directory: Path, offset_end: int) -> None:
+    """Let recovery accept missing offsets below `offset_end`. Blocks; raises OSError."""
     if offset_end > read_compaction_end(disk, directory):
         replace_file(disk, directory / COMPACTION_END_FILE, f"{_VERSION}\n{offset_end}\n".encode())

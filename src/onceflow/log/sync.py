@@ -38,6 +38,7 @@ from onceflow.log.index import file_name
 from onceflow.log.producers import Snapshot
 from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment
 from onceflow.log.segments import Segments
+from onceflow.log.swap import write_compaction_end
 from onceflow.log.visible import VisibleLog
 from onceflow.remedies import Remedy
 
@@ -69,6 +70,8 @@ class SyncPoint:
     """Whether the log is new: neither its files' names nor its own may be durable yet."""
     epochs: bytes | None = None
     """New content of the file of leader epochs."""
+    gaps_end: int = 0
+    """End of the offsets that may be missing in batches copied from a compacted log; 0: there are no new ones."""
     kept_seals: int = 0
     """Number of the last seals that `run` left to the next round."""
     is_durable: bool = True
@@ -87,12 +90,14 @@ class SyncPoint:
 
     def run_below(self) -> None:
         """Sync everything but the name of a new log's directory. Raises OSError."""
-        if self.epochs is not None:
-            try:
+        try:
+            if self.epochs is not None:
                 write_epochs(self.disk, self.directory, self.epochs)
-            except OSError as error:
-                self.postpone(error)
-                return
+            if self.gaps_end:
+                write_compaction_end(self.disk, self.directory, self.gaps_end)
+        except OSError as error:
+            self.postpone(error)
+            return
         for seal in self.seals:
             _sync_file(seal.segment)
         _sync_file(self.active)
@@ -177,6 +182,11 @@ class Durability:
         is_new: bool,
     ) -> None:
         self.synced_offset = segments.end_offset
+        self.stored_offset = segments.end_offset
+        """End of what this broker acknowledges: what is synced, or what a flush policy acknowledges earlier. It is the
+        high watermark, unless that waits for other replicas."""
+        self.gaps_end = 0
+        """`gaps_end` of the next `SyncPoint`."""
         self.failure: StorageFailed | None = None
         self._directory = directory
         self._disk = disk
@@ -189,6 +199,8 @@ class Durability:
         self._unsynced_since_ms: int | None = None
         self._is_warned = False
         self._is_new = is_new
+        self.waits_for_replicas = False
+        """Whether the high watermark is set by `PartitionLog.advance_high_watermark`, not by syncs."""
         self.reconfigure(config)
 
     def reconfigure(self, config: LogConfig) -> None:
@@ -216,7 +228,9 @@ class Durability:
             max_timestamp=self._max_timestamp(),
             is_first=self._is_new,
             epochs=self._changed_epochs(),
+            gaps_end=self.gaps_end,
         )
+        self.gaps_end = 0
         return self._syncing
 
     def _changed_epochs(self) -> bytes | None:
@@ -235,6 +249,7 @@ class Durability:
         self._warn(point)
         if not point.is_durable:
             self._epochs.is_changed = self._epochs.is_changed or point.epochs is not None
+            self.gaps_end = max(self.gaps_end, point.gaps_end)
             return
         self._is_new = False
         if point.active.size_bytes == point.size_bytes:
@@ -245,8 +260,8 @@ class Durability:
             seal.segment.is_unsynced = False
         del self._seals[:finished]
         self.synced_offset = point.offset_end
-        if point.offset_end > self._visible.high_watermark:
-            self._visible.advance(point.active, point.size_bytes, point.max_timestamp, point.offset_end)
+        if point.offset_end > self.stored_offset:
+            self._advance(point.active, point.size_bytes, point.max_timestamp, point.offset_end)
         if self.has_flush_policy:
             self.advance_without_sync(self._clock.now_ms())
 
@@ -264,6 +279,11 @@ class Durability:
             f"{self._directory.name}: {self._directory} could not be synced: {error}; no more writes are accepted;"
             f" {Remedy.LOOK_AT_DISK}, then {Remedy.RESTART_BROKER}"
         )
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether a round is running."""
+        return self._syncing is not None
 
     def require_writable(self) -> None:
         """Raise StorageFailed after a failure."""
@@ -301,9 +321,14 @@ class Durability:
         offset_end = self._segments.end_offset
         if offset_end > self.synced_offset and self._unsynced_since_ms is None:
             self._unsynced_since_ms = now_ms
-        if not self.is_flush_due() and offset_end > self._visible.high_watermark:
+        if not self.is_flush_due() and offset_end > self.stored_offset:
             active = self._segments.active
-            self._visible.advance(active, active.size_bytes, self._max_timestamp(), offset_end)
+            self._advance(active, active.size_bytes, self._max_timestamp(), offset_end)
+
+    def _advance(self, active: Segment, size_bytes: int, max_timestamp: tuple[int, int], offset_end: int) -> None:
+        self.stored_offset = offset_end
+        if not self.waits_for_replicas:
+            self._visible.advance(active, size_bytes, max_timestamp, offset_end)
 
     def is_flush_due(self) -> bool:
         """Return whether the flush policy requires a sync now."""

@@ -1,6 +1,7 @@
 """The visible part of a log, which ends at the high watermark: reads, searches by time, aborted transactions."""
 
 from functools import partial
+from operator import itemgetter
 
 from onceflow.log.config import LogConfig
 from onceflow.log.errors import OffsetOutOfRange
@@ -32,6 +33,24 @@ class VisibleLog:
         """(timestamp, last offset of its batch) of the latest batch that became visible since the start."""
         self.high_watermark = offset_end
         self._transactions.forget_ended(offset_end)
+
+    def advance_to(self, offset: int) -> None:
+        """Move the high watermark of a replica to `offset`, at most the log's end; it may be in the middle of a batch,
+        which is not visible then."""
+        segment = self._segments.at(max(offset, self._segments.bases[0]))
+        if segment is self._active and offset >= self.high_watermark:
+            position, latest = self._bytes_of_active, self.max_timestamp
+        else:
+            indexed = segment.offset_index.position_for_offset(offset)
+            position = segment.verified_position(indexed, segment.size_bytes, offset)
+            latest = self.max_timestamp if offset >= self.high_watermark else (NO_TIMESTAMP, 0)
+        while position < segment.size_bytes:
+            header = segment.header_at(position)
+            if header.last_offset >= offset:
+                break
+            latest = max(latest, (header.max_timestamp, header.last_offset), key=itemgetter(0))
+            position += header.size_bytes
+        self.advance(segment, position, latest, offset)
 
     @property
     def last_stable_offset(self) -> int:
