@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from onceflow.log.config import DAY_MS, LogConfig
+from onceflow.log.config import DAY_MS, INT64_MAX, LogConfig
 
 DEFAULT_RETENTION_POLICY = "onceflow.log.retention:by_age_and_size"
 PLAINTEXT = "PLAINTEXT"
@@ -116,6 +116,17 @@ class BrokerConfig:
     zookeeper_session_timeout_ms: int = 18_000
     zookeeper_connection_timeout_ms: int = 18_000
     """Kafka's default is the session timeout."""
+    replica_lag_time_max_ms: int = 30_000
+    """Time after which a follower that is not at the leader's end is not in sync any more."""
+    replica_lag_messages_max: int = INT64_MAX
+    """Records that a follower in sync may lack, as in Kafka's first releases."""
+    replica_fetchers: int = 1
+    replica_fetch_wait_max_ms: int = 500
+    replica_fetch_bytes_min: int = 1
+    replica_fetch_bytes_max: int = 1024**2
+    replica_fetch_response_bytes_max: int = 10 * 1024**2
+    replica_fetch_backoff_ms: int = 1_000
+    replica_socket_timeout_ms: int = 30_000
 
     # Connections and requests (broker.network, broker.server)
     connections_max: int = 10_000

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from onceflow.broker.cluster.member import Member
     from onceflow.broker.cluster.metadata import RegistryMetadata
     from onceflow.broker.cluster.registry import Registry
+    from onceflow.broker.cluster.replication import Replication
     from onceflow.broker.cluster.view import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Cluster(NamedTuple):
     member: "Member"
     metadata: "RegistryMetadata"
     forwarder: "TopicForwarder"
+    replication: "Replication"
 
 
 class UnfinishedDeletion(OnceflowError):
@@ -165,6 +167,7 @@ class Node:
 
         assert isinstance(self.metadata, RegistryMetadata)
         view = ClusterView()
+        replication = self._new_replication(view, self.metadata)
         member = Member(
             self.node_id,
             view,
@@ -172,11 +175,46 @@ class Node:
             self.partitions,
             self.topic_operations,
             self.metadata,
+            replication,
             self._delete_offsets_of,
         )
-        self.cluster = Cluster(view, member, self.metadata, TopicForwarder(self.node_id, view))
+        self.cluster = Cluster(view, member, self.metadata, TopicForwarder(self.node_id, view), replication)
         self.partitions.is_elsewhere = self._has_topic_partition
         self.metadata.connect(member.deliver, member.when_idle)
+
+    def _new_replication(self, view: "ClusterView", metadata: "RegistryMetadata") -> "Replication":
+        from onceflow.broker.cluster.controller_client import ControllerClient
+        from onceflow.broker.cluster.fetcher import Fetchers, FetchLimits
+        from onceflow.broker.cluster.replicas import Lag
+        from onceflow.broker.cluster.replication import Replication
+
+        fetchers = Fetchers(
+            self.node_id,
+            FetchLimits(
+                self.config.replica_fetchers,
+                self.config.replica_fetch_wait_max_ms,
+                self.config.replica_fetch_bytes_min,
+                self.config.replica_fetch_bytes_max,
+                self.config.replica_fetch_response_bytes_max,
+                self.config.replica_fetch_backoff_ms,
+                self.config.replica_socket_timeout_ms,
+            ),
+            group_commit=self.group_commit,
+            thread=self.housekeeping_thread,
+            address_of=view.inter_broker_address,
+            advance_start=self.housekeeping.delete_records,
+            is_busy=lambda partition: self.housekeeping.cleaner.compacting is partition,
+        )
+        return Replication(
+            self.node_id,
+            fetchers,
+            lag=Lag(self.config.replica_lag_time_max_ms, self.config.replica_lag_messages_max),
+            min_isr=1,
+            clock=self.clock,
+            deferred=self.deferred,
+            is_alive=lambda broker_id: broker_id in view.brokers,
+            controller=ControllerClient(self.node_id, view, metadata),
+        )
 
     def _has_topic_partition(self, topic: str, index: int) -> bool:
         known = self.topics.by_name.get(topic)
@@ -357,6 +395,7 @@ class Node:
         """Sync and close every log, mark the directory clean, and return True; False if a log failed."""
         if self.cluster is not None:
             self.cluster.forwarder.close()
+            await self.cluster.replication.close()
         await self.housekeeping.close()
         await self.group_commit.close()
         self.housekeeping_thread.shutdown()

@@ -166,6 +166,8 @@ class Broker:
         self._start_serving(self._listener, self._node)
         self._node.load_groups()
         self._node.housekeeping.start()
+        if self._node.cluster is not None:
+            self._node.cluster.replication.start()
         self._on_tick()
 
     def _new_exporter(self) -> "Exporter | None":

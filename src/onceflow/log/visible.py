@@ -102,6 +102,30 @@ class VisibleLog:
             return Slice(segment.file, begin, end - begin, is_cut=True)
         return Slice(segment.file, begin, end - begin, self._has_visible_after(number, visible))
 
+    def read_beyond(self, offset: int, size_bytes_max: int, *, at_least_one_batch: bool) -> Slice | None:
+        """Return whole batches for another replica, as `read` does, up to the log's end: it may copy what is not synced
+        here yet. Raises OffsetOutOfRange, CorruptBatch."""
+        segments = self._segments
+        if not segments.start_offset <= offset <= segments.end_offset:
+            raise OffsetOutOfRange(self.name, offset, segments.start_offset, segments.end_offset)
+        number = segments.number_at(offset)
+        segment = segments.in_order[number]
+        end, has_later = segment.size_bytes, number + 1 < len(segments.in_order)
+        span = segment.find(offset, end)
+        if span is None:
+            return None
+        begin, first_bytes = span
+        if end - begin <= size_bytes_max:
+            return Slice(segment.file, begin, end - begin, has_later)
+        if first_bytes > size_bytes_max:
+            return Slice(segment.file, begin, first_bytes, is_cut=True) if at_least_one_batch else None
+        return Slice(
+            segment.file,
+            begin,
+            segment.last_boundary(begin + first_bytes, begin + size_bytes_max, end) - begin,
+            is_cut=True,
+        )
+
     def _has_visible_after(self, number: int, visible: int) -> bool:
         """Return whether the segment after that one has batches below offset `visible`."""
         bases = self._segments.bases

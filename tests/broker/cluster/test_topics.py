@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from onceflow.broker.cluster import registry, zookeeper
-from onceflow.broker.cluster.image import ReplicationUnsupported
 from onceflow.broker.cluster.metadata import NotStored
 from onceflow.broker.cluster.nodes import DamagedNode
 from onceflow.broker.topics.records import RemoveAclRecord
@@ -189,16 +188,6 @@ def test_damaged_node_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Pa
     tree.write("/config/topics/visits", '{"version":1,"config":{}}')
     with new_broker(tmp_path / "data") as broker:
         assert names_of(broker) == ["visits"]
-
-
-def test_replicated_topic_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
-    with new_broker(tmp_path / "data") as broker:
-        broker.create_topic("visits")
-    tree.write("/brokers/topics/visits", tree.text("/brokers/topics/visits").replace("[1]", "[1,2]"))
-    with pytest.raises(
-        ReplicationUnsupported, match=r"partition visits-0 in ZooKeeper is assigned to brokers \[1, 2\]"
-    ):
-        new_broker(tmp_path / "data").start()
 
 
 def test_metadata_log_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:

@@ -415,9 +415,12 @@ def test_broker_starts_from_file_and_environment(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("strict", [False, True])
 def test_settings_without_effect_are_listed(tmp_path: Path, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "server.properties"
-    file.write_text("num.io.threads=8\nnum.partitions=3\nlog.preallocate=false\nreplica.lag.time.max.ms=10000\n")
+    file.write_text(
+        "num.io.threads=8\nnum.partitions=3\nlog.preallocate=false\nreplica.socket.receive.buffer.bytes=10000\n"
+    )
     monkeypatch.setenv("ONCEFLOW_BROKER_ZOOKEEPER_MAX_IN_FLIGHT_REQUESTS", "10")
-    listed = "settings without effect here: num.io.threads, replica.lag.time.max.ms, zookeeper.max.in.flight.requests"
+    names = "num.io.threads, replica.socket.receive.buffer.bytes, zookeeper.max.in.flight.requests"
+    listed = f"settings without effect here: {names}"
     if strict:
         refused = run("--data", str(tmp_path / "data"), "--config-file", str(file), "--strict-settings")
         assert (refused.exit_code, f"Error: {listed}; omit them" in refused.stderr) == (2, True)

@@ -16,6 +16,8 @@ from onceflow.broker.storage.group_commit import GroupCommit
 class PartitionOnATroubledDisk:
     """Its first `troubled` rounds do not move the high watermark, as with a directory that cannot be opened."""
 
+    replica = None
+
     def __init__(self, troubled: int) -> None:
         self.troubled = troubled
         self.rounds = 0

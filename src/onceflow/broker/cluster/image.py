@@ -19,10 +19,6 @@ from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
 
-class ReplicationUnsupported(OnceflowError):
-    """A partition in ZooKeeper has several replicas."""
-
-
 class TopicReplaced(OnceflowError):
     """Another program has deleted a topic's node and created one of the same name."""
 
@@ -78,7 +74,7 @@ def _stored_topic(
 def differences(topics: Topics, stored: StoredTopic) -> list[MetadataRecord]:
     """Return the records after which `topics` has a topic as it is stored.
 
-    Raises ReplicationUnsupported, DamagedNode, TopicReplaced.
+    Raises DamagedNode, TopicReplaced.
     """
     records = list(records_of(stored))
     local = topics.by_name.get(stored.name)
@@ -115,20 +111,12 @@ def _normalized(topic: StoredTopic) -> Mapping[str, str]:
 
 
 def records_of(topic: StoredTopic) -> Iterator[MetadataRecord]:
-    """Yield the records of a topic.
-
-    Raises ReplicationUnsupported, and DamagedNode for a configuration that is not supported.
-    """
+    """Yield the records of a topic. Raises DamagedNode for a configuration that is not supported."""
     yield TopicRecord(topic.name, topic.topic_id)
     for name, value in _normalized(topic).items():
         yield ConfigRecord(topic.name, name, value)
     for index in range(len(topic.replicas)):
         replicas = tuple(topic.replicas[index])
-        if len(replicas) != 1:
-            raise ReplicationUnsupported(
-                f"partition {topic.name}-{index} in ZooKeeper is assigned to brokers {list(replicas)}, and replicas are"
-                f" not supported; {Remedy.OTHER_CHROOT}"
-            )
         yield PartitionRecord(index, topic.topic_id, replicas[0], replicas)
 
 

@@ -1,7 +1,7 @@
 """A broker's obedience to the controller: LeaderAndIsr, UpdateMetadata and StopReplica, applied one after another.
 
 A request of an older controller, or for a former process of this broker, is refused (KafkaApis.isBrokerEpochStale,
-ReplicaManager.becomeLeaderOrFollower). Only partitions with one replica are led: followers are not built yet.
+ReplicaManager.becomeLeaderOrFollower). `cluster.replication` leads and follows the partitions.
 """
 
 import logging
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Protocol
 
+from onceflow.broker.cluster.replication import Replication
 from onceflow.broker.cluster.view import ClusterView
 from onceflow.broker.loop.background import reporting_failure
 from onceflow.broker.storage.partitions import Partitions, Place
@@ -56,6 +57,7 @@ class Member:
         partitions: Partitions,
         operations: TopicOperations,
         source: Source,
+        replication: Replication,
         on_topics_deleted: Callable[[Set[str]], None],
     ) -> None:
         """`on_topics_deleted` is called with topics that the controller deletes, whether they are here or not."""
@@ -65,6 +67,7 @@ class Member:
         self._partitions = partitions
         self._operations = operations
         self._source = source
+        self._replication = replication
         self._on_topics_deleted = on_topics_deleted
         self._controller_epoch = 0
         self._leader_epochs: dict[Place, int] = {}
@@ -153,43 +156,63 @@ class Member:
         return None if wanted.topic_id is None else self._topics.by_id.get(wanted.topic_id)
 
     def _open_and_lead(self, request: LeaderAndIsrRequest, respond: Respond) -> None:
-        """Open the logs of partitions to lead, then lead them; leave those that others lead."""
+        """Open the logs of all partitions, then lead or follow each."""
         errors: dict[Place, ErrorCode] = {}
-        to_lead: list[tuple[Topic, LeaderAndIsrPartition]] = []
+        accepted: list[tuple[Topic, LeaderAndIsrPartition]] = []
         for wanted in request.topic_states:
             topic = self._topic(wanted)
             for state in wanted.partition_states:
                 place = wanted.topic_name, state.partition_index
                 errors[place] = self._error(topic, place, state)
-                if errors[place]:
-                    continue
-                if topic is not None and state.leader == self._broker_id:
-                    to_lead.append((topic, state))
-                else:
-                    self._partitions.resign(*place)
-                    self._leader_epochs[place] = state.leader_epoch
+                if topic is not None and not errors[place]:
+                    accepted.append((topic, state))
 
         def hosted(failures: Mapping[Place, str]) -> None:
-            for topic, state in to_lead:
+            left = 1
+
+            def begun() -> None:
+                nonlocal left
+                left -= 1
+                if not left:
+                    respond(_leader_response(request, errors))
+
+            for topic, state in accepted:
                 place = topic.name, state.partition_index
                 if place in failures:
-                    logger.error("%s-%d cannot be led: %s", *place, failures[place])
+                    logger.error("%s-%d cannot be led or followed: %s", *place, failures[place])
                     errors[place] = ErrorCode.kafka_storage_error
                 else:
-                    self._partitions.lead(*place, state.leader_epoch)
+                    left += 1
                     self._leader_epochs[place] = state.leader_epoch
-            respond(_leader_response(request, errors))
+                    self._begin(topic, state, begun)
+            begun()
 
-        self._operations.host([(topic, state.partition_index) for topic, state in to_lead], hosted)
+        self._operations.host([(topic, state.partition_index) for topic, state in accepted], hosted)
+
+    def _begin(self, topic: Topic, state: LeaderAndIsrPartition, begun: Callable[[], None]) -> None:
+        """Lead or follow a partition whose log is open."""
+        place = topic.name, state.partition_index
+        partition = self._partitions.hosted(*place)
+        assert partition is not None
+        if state.leader == self._broker_id:
+
+            def leading() -> None:
+                self._partitions.lead(*place, state.leader_epoch)
+                begun()
+
+            self._replication.lead(partition, topic.topic_id, state, leading)
+        else:
+            self._partitions.resign(*place)
+            self._replication.follow(partition, state)
+            begun()
 
     def _error(self, topic: Topic | None, place: Place, state: LeaderAndIsrPartition) -> ErrorCode:
         if topic is None or state.partition_index >= topic.partition_count:
             return ErrorCode.unknown_topic_or_partition
         if state.leader_epoch < self._leader_epochs.get(place, 0):
             return ErrorCode.stale_controller_epoch
-        if len(state.replicas) > 1:
-            logger.error("%s-%d has replicas %s, but this broker does not replicate", *place, list(state.replicas))
-            return ErrorCode.kafka_storage_error
+        if self._broker_id not in state.replicas:
+            return ErrorCode.unknown_topic_or_partition
         if topic.is_internal and self._partitions.hosted(*place) is None:
             logger.error("%s-%d cannot be led by this broker: coordinators do not move", *place)
             return ErrorCode.kafka_storage_error
@@ -225,10 +248,21 @@ class Member:
                 )
             )
 
-        if to_delete:
-            self._operations.delete_replicas(to_delete, deleted)
-        else:
-            deleted(set())
+        waiting = len(places) + 1
+
+        def stopped() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting:
+                return
+            if to_delete:
+                self._operations.delete_replicas(to_delete, deleted)
+            else:
+                deleted(set())
+
+        for name, state in places:
+            self._replication.stop((name, state.partition_index), stopped)
+        stopped()
 
 
 def _leader_response(request: LeaderAndIsrRequest, errors: Mapping[Place, ErrorCode]) -> LeaderAndIsrResponse:

@@ -24,7 +24,6 @@ from onceflow.broker.cluster.channels import Channels, Deliver
 from onceflow.broker.cluster.controller import AlteredPartition, Controller, PartitionImage
 from onceflow.broker.cluster.decision import ControlRequest, Decision
 from onceflow.broker.cluster.image import (
-    ReplicationUnsupported,
     StoredTopic,
     TopicReplaced,
     differences,
@@ -94,7 +93,7 @@ class RegistryMetadata:
         """Read the topics of the cluster that the broker has joined.
 
         `on_lost` is called when the changes cannot be applied any more, `on_removed` with a topic that another broker
-        has deleted. Blocks; raises ReplicationUnsupported, DamagedNode.
+        has deleted. Blocks; raises DamagedNode.
         """
         self._registry = registry
         self._topics = topics
@@ -296,14 +295,13 @@ class RegistryMetadata:
         seen = look.seen
         topics: dict[str, tuple[UUID, dict[int, PartitionImage]]] = {}
         for topic in seen.topics:
-            if all(len(replicas) == 1 for replicas in topic.replicas.values()):
-                topics[topic.name] = (
-                    topic.topic_id,
-                    {
-                        index: PartitionImage(Replicas(tuple(replicas)), look.states.get((topic.name, index)))
-                        for index, replicas in topic.replicas.items()
-                    },
-                )
+            topics[topic.name] = (
+                topic.topic_id,
+                {
+                    index: PartitionImage(Replicas(tuple(replicas)), look.states.get((topic.name, index)))
+                    for index, replicas in topic.replicas.items()
+                },
+            )
         unserved = [name for name in seen.deletions if name in topics and name not in self._topics.by_name]
         epoch = self._registry.term.epoch
         logger.info("broker %d is the controller of epoch %d", self._registry.broker_id, epoch)
@@ -510,7 +508,7 @@ class RegistryMetadata:
         start = 0 if present is None else present.partition_count
         try:
             records = differences(self._topics, stored)
-        except (ReplicationUnsupported, TopicReplaced, nodes.DamagedNode) as error:
+        except (TopicReplaced, nodes.DamagedNode) as error:
             _log_not_followed(error)
             return None
         if not records:

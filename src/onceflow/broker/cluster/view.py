@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from onceflow.broker.cluster.decision import SECURITY_PROTOCOL_IDS
+from onceflow.broker.cluster.decision import SECURITY_PROTOCOL_IDS, inter_broker_address
 from onceflow.broker.cluster.state import LiveBroker
 from onceflow.broker.config import Endpoint
 from onceflow.wire.inter_broker import LEADER_DURING_DELETE, UpdateMetadataPartition, UpdateMetadataRequest
@@ -54,6 +54,11 @@ class ClusterView:
         """Return the live leader of a partition."""
         state = self.state(topic, index)
         return None if state is None else self.brokers.get(state.leader)
+
+    def inter_broker_address(self, broker_id: int) -> Endpoint | None:
+        """Return the address of a live broker for other brokers."""
+        broker = self.brokers.get(broker_id)
+        return None if broker is None else inter_broker_address(broker)
 
     def nodes(self, listener: str) -> Sequence[tuple[int, Endpoint, str | None]]:
         """Return the live brokers that have a listener of this name, with its address and their rack."""

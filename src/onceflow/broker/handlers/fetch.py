@@ -22,7 +22,7 @@ from onceflow.broker.network.reply import Piece
 from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access
-from onceflow.broker.storage.partitions import Partition
+from onceflow.broker.storage.partitions import Partition, Watcher
 from onceflow.log.epochs import EpochEnd
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
@@ -134,9 +134,15 @@ class PendingFetch:
             for wanted in partitions:
                 partition = self._node.partitions.get(topic, wanted.partition)
                 if partition is not None:
-                    partition.watchers.add(watcher)
+                    self._watchers_of(partition).add(watcher)
                     self._watched[partition] = wanted
         self._node.parked_fetches.add(self, len(self._watched))
+
+    def _watchers_of(self, partition: Partition) -> set[Watcher]:
+        """Return the fetches that are woken by what this one waits for: any record, or a visible one."""
+        if self._body.replica_id < 0 or partition.replica is None:
+            return partition.watchers
+        return partition.replica.watchers
 
     def _is_enough(self, result: ReadResult) -> bool:
         return result.is_final or result.size_bytes >= self._wanted_bytes
@@ -231,7 +237,7 @@ class PendingFetch:
         self._node.parked_fetches.remove(self)
         watcher = self._on_moved
         for partition in self._watched:
-            partition.watchers.discard(watcher)
+            self._watchers_of(partition).discard(watcher)
         self._watched.clear()
 
     def _read_all(self) -> ReadResult:
@@ -248,7 +254,7 @@ class PendingFetch:
         if partition is None or (self._timer is not None and partition not in self._watched):
             # Also if it was created while this fetch waits: nothing would wake the fetch for it.
             return _error(result, wanted, self._node.partitions.error_of_missing(topic, wanted.partition))
-        if self._body.replica_id >= 0:
+        if self._body.replica_id >= 0 and partition.replica is None:
             return _error(result, wanted, ErrorCode.not_leader_or_follower)
         if wanted.current_leader_epoch > partition.leader_epoch:
             return _error(result, wanted, ErrorCode.unknown_leader_epoch)
@@ -256,7 +262,8 @@ class PendingFetch:
             return _error(result, wanted, ErrorCode.fenced_leader_epoch)
         visible = partition.log.visible
         high_watermark, last_stable_offset = visible.high_watermark, visible.last_stable_offset
-        is_committed = self._body.isolation_level == fetch.READ_COMMITTED
+        is_replica = self._body.replica_id >= 0
+        is_committed = self._body.isolation_level == fetch.READ_COMMITTED and not is_replica
         end = last_stable_offset if is_committed else high_watermark
         bytes_max = max(min(wanted.max_bytes, self._max_bytes - result.size_bytes), 0)
         try:
@@ -265,7 +272,11 @@ class PendingFetch:
                 if parted is not None:
                     return _diverging(result, wanted, partition, parted)
             at_least_one = not result.size_bytes
-            piece = visible.read(wanted.fetch_offset, bytes_max, offset_end=end, at_least_one_batch=at_least_one)
+            if is_replica:
+                end = partition.log.log_end_offset
+                piece = visible.read_beyond(wanted.fetch_offset, bytes_max, at_least_one_batch=at_least_one)
+            else:
+                piece = visible.read(wanted.fetch_offset, bytes_max, offset_end=end, at_least_one_batch=at_least_one)
             aborted = visible.aborted_in(wanted.fetch_offset, piece) if is_committed else None
         except LogError as error:
             return _error(result, wanted, error.error_code)
@@ -309,10 +320,57 @@ def handle(node: Node, request: Request) -> None:
     elif body.isolation_level not in (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED):
         _refuse(request, ErrorCode.unknown_server_error, body.topics)
     elif node.authorizer is None:
-        PendingFetch(node, request, _distinct(body)).start()
+        _start(node, request, _distinct(body))
     else:
         allowed, refused = _split(node.access(request), request, _distinct(body))
-        PendingFetch(node, request, allowed, refused).start()
+        _start(node, request, allowed, refused)
+
+
+def _start(node: Node, request: Request, body: FetchRequest, refused: Sequence[TopicResponse] = ()) -> None:
+    if body.replica_id >= 0:
+        body, unknown = _record_followers(node, body)
+        refused = [*refused, *unknown]
+    PendingFetch(node, request, body, refused).start()
+
+
+def _record_followers(node: Node, body: FetchRequest) -> tuple[FetchRequest, list[TopicResponse]]:
+    """Record how far a follower is in each partition, unless its log diverges (Partition.updateFollowerFetchState).
+
+    Return the request without the partitions of which the sender is not a replica, and the responses of those.
+    """
+    known: list[tuple[str, list[FetchPartition]]] = []
+    refused: list[TopicResponse] = []
+    for name, partitions in body.topics:
+        kept, errors = [], []
+        for wanted in partitions:
+            partition = node.partitions.get(name, wanted.partition)
+            replica = None if partition is None else partition.replica
+            if partition is None or replica is None or not _is_in_log(partition, wanted):
+                is_known = True
+            else:
+                is_known = replica.fetched(body.replica_id, wanted.fetch_offset)
+            if is_known:
+                kept.append(wanted)
+            else:
+                errors.append(_error(ReadResult(), wanted, ErrorCode.unknown_leader_epoch))
+        if kept:
+            known.append((name, kept))
+        if errors:
+            refused.append((name, errors))
+    return body._replace(topics=known), refused
+
+
+def _is_in_log(partition: Partition, wanted: FetchPartition) -> bool:
+    """Return whether a follower of the present epoch has the same log as the leader up to its end."""
+    log = partition.log
+    if wanted.current_leader_epoch != partition.leader_epoch:
+        return False
+    if not log.log_start_offset <= wanted.fetch_offset <= log.log_end_offset:
+        return False
+    last_epoch = wanted.last_fetched_epoch
+    return last_epoch < 0 or (
+        last_epoch <= log.epochs.latest and log.divergence(wanted.fetch_offset, last_epoch) is None
+    )
 
 
 def _split(access: Access, request: Request, body: FetchRequest) -> tuple[FetchRequest, list[TopicResponse]]:

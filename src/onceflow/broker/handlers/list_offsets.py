@@ -85,7 +85,12 @@ def _may_describe(access: Access) -> MayDescribe:
 
 
 def _partitions_by_end(node: Node, body: Any, may_describe: MayDescribe) -> Iterator[Partition]:
-    """Yield the partitions of a request with a response that depends on their end."""
+    """Yield the partitions of a request with a response that depends on their end.
+
+    A follower asks for the log's end, which needs no sync.
+    """
+    if body.replica_id >= 0:
+        return
     for topic in body.topics:
         if not may_describe(topic.name):
             continue
@@ -202,6 +207,8 @@ class _Listing:
         visible = partition.log.visible
         is_committed = self._isolation_level == READ_COMMITTED
         offset_end = visible.last_stable_offset if is_committed else visible.high_watermark
+        if self._body.replica_id >= 0:
+            offset_end = partition.log.log_end_offset
         if entry.timestamp == LATEST:
             response.update(timestamp=-1, offset=offset_end, leader_epoch=partition.leader_epoch)
         elif entry.timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -224,9 +231,16 @@ class _Listing:
             return self._node.partitions.error_of_missing(topic, entry.partition_index)
         if entry.timestamp < next(kind for version, kind in EARLIEST_KIND_FROM if self._version >= version):
             return ErrorCode.unsupported_version
-        return _epoch_error(partition, getattr(entry, "current_leader_epoch", NO_LEADER_EPOCH)) or _end_error(
-            partition, self._errors, entry.timestamp
+        return (
+            _epoch_error(partition, getattr(entry, "current_leader_epoch", NO_LEADER_EPOCH))
+            or _end_error(partition, self._errors, entry.timestamp)
+            or self._availability(partition, entry.timestamp)
         )
+
+    def _availability(self, partition: Partition, timestamp: int) -> ErrorCode:
+        """Return OFFSET_NOT_AVAILABLE for an end that a new leader does not know yet (KIP-207)."""
+        is_known = partition.replica is None or partition.replica.is_end_known or timestamp in INDEPENDENT_OF_END
+        return ErrorCode.none if is_known or self._body.replica_id >= 0 else ErrorCode.offset_not_available
 
 
 def _unauthorized(entry: Any) -> dict[str, Any]:

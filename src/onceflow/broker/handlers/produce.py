@@ -302,6 +302,8 @@ def _append(
     in_transaction = is_transactional(records)
     if in_transaction:
         _check_transaction(node, partition, records, pending)
+    if partition.replica is not None and pending.acks == ACKS_ALL and (error_code := partition.replica.refusal()):
+        raise Refused(error_code, f"{partition}: fewer replicas are in sync than min.insync.replicas")
     log = partition.log
     appended = log.append(records, is_checked=is_checked)
     response = PartitionResponse(partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset)
@@ -310,6 +312,8 @@ def _append(
         # Regardless of acks and flush policy: after a crash the producer continues, and commits the acknowledged
         # records.
         node.group_commit.flush(partition, pending.requester)
+        if partition.replica is not None:
+            partition.replica.on_appended()
         if pending.acks:
             partition.when_durable(pending.expect(partition, responses, at))
         return

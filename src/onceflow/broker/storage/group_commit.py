@@ -137,6 +137,8 @@ class GroupCommit:
 
         Rounds take the requesters in turn; without one, the partition counts as its own requester.
         """
+        if partition.replica is not None:
+            partition.replica.on_appended()
         if partition.log.durability.has_flush_policy and not self._is_flush_due(partition):
             # Appended records are visible already: wake their waiters.
             if partition.has_waiters:

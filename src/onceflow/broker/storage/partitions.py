@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import close_unless_responded
@@ -24,10 +25,40 @@ Watcher = Callable[["Partition"], None]
 """Called with the partition that has new visible records."""
 
 
+class Replica(Protocol):
+    """Interface of what the other replicas of a partition mean for it (broker.cluster.replication)."""
+
+    def on_stored(self) -> None:
+        """React to more synced records, before their callbacks are called."""
+
+    def on_appended(self) -> None:
+        """React to more records in the log."""
+
+    def on_failed(self) -> None:
+        """React to a failed sync, or the end of this role."""
+
+    def refusal(self) -> ErrorCode:
+        """Return the error for a new record that all in-sync replicas must have."""
+
+    def result(self) -> ErrorCode:
+        """Return the error for a record that all in-sync replicas have."""
+
+    @property
+    def watchers(self) -> "set[Watcher]":
+        """Fetches of followers, which wait for any record in the log."""
+
+    @property
+    def is_end_known(self) -> bool:
+        """Whether the high watermark has reached the start of the leader's epoch."""
+
+    def fetched(self, broker_id: int, offset: int) -> bool:
+        """Record a follower's fetch; return whether the broker is a replica."""
+
+
 class Partition:
     """One partition: its log, the responses that wait for its next sync, and the fetches that wait for its data."""
 
-    __slots__ = ("_waiting", "_waiting_for_disk", "index", "leader_epoch", "log", "topic", "watchers")
+    __slots__ = ("_waiting", "_waiting_for_disk", "index", "leader_epoch", "log", "replica", "topic", "watchers")
 
     def __init__(self, topic: str, index: int, log: PartitionLog) -> None:
         self.topic = topic
@@ -35,6 +66,8 @@ class Partition:
         self.log = log
         self.leader_epoch = LEADER_EPOCH
         """Epoch of the partition's leader, which the controller of a cluster increases."""
+        self.replica: Replica | None = None
+        """The other replicas, if there are or may be some: the high watermark waits for them."""
         self.watchers: set[Watcher] = set()
         self._waiting: deque[tuple[int, Synced]] = deque()
         self._waiting_for_disk: deque[tuple[int, Synced]] = deque()
@@ -59,9 +92,12 @@ class Partition:
     def when_durable(self, synced: Synced) -> None:
         """Call `synced` once everything in the log now is on disk, even where a flush policy responds earlier.
 
-        The records that a transaction relies on may not be lost, whatever the topic's flush policy.
+        The records that a transaction relies on may not be lost, whatever the topic's flush policy. With other replicas
+        all in-sync ones must have them.
         """
-        if self.log.log_end_offset <= self.log.durability.synced_offset:
+        if self.replica is not None:
+            self.when_synced(self.log.log_end_offset, synced)
+        elif self.log.log_end_offset <= self.log.durability.synced_offset:
             synced(ErrorCode.none)
         elif self.log.durability.failure is not None:
             synced(ErrorCode.kafka_storage_error)
@@ -70,15 +106,20 @@ class Partition:
 
     def settle(self) -> None:
         """Call the callbacks that waited for a sync, and wake the watchers."""
+        if self.replica is not None:
+            self.replica.on_stored()
         while self._waiting_for_disk and self._waiting_for_disk[0][0] <= self.log.durability.synced_offset:
             self._call(self._waiting_for_disk.popleft()[1], ErrorCode.none)
         high_watermark = self.log.high_watermark
+        error_code = ErrorCode.none if self.replica is None else self.replica.result()
         while self._waiting and self._waiting[0][0] <= high_watermark:
-            self._call(self._waiting.popleft()[1], ErrorCode.none)
+            self._call(self._waiting.popleft()[1], error_code)
         self.wake()
 
     def fail(self, error_code: ErrorCode) -> None:
         """Call the waiting callbacks with an error, after a failed sync or the topic's deletion."""
+        if self.replica is not None:
+            self.replica.on_failed()
         while self._waiting_for_disk:
             self._call(self._waiting_for_disk.popleft()[1], error_code)
         while self._waiting:
@@ -103,9 +144,15 @@ def when_ends_synced(
 ) -> None:
     """Call `synced` once everything in these logs now is visible or has failed, with the errors.
 
+    Nothing waits for other replicas, as in Kafka: they may be away.
+
     Call it at once if nothing waits for a sync, and never if the client has disconnected meanwhile.
     """
-    unsynced = {partition for partition in partitions if partition.log.log_end_offset > partition.log.high_watermark}
+    unsynced = {
+        partition
+        for partition in partitions
+        if partition.log.log_end_offset > partition.log.high_watermark and partition.replica is None
+    }
     left = len(unsynced)
     errors: dict[Partition, ErrorCode] = {}
 
@@ -229,6 +276,7 @@ class Partitions:
         for partition in withdrawn:
             self._not_led.pop((topic, partition.index), None)
             partition.fail(ErrorCode.unknown_topic_or_partition)
+            partition.replica = None
         return withdrawn
 
     def withdraw_one(self, topic: str, index: int) -> Partition | None:
@@ -238,6 +286,7 @@ class Partitions:
             self.resign(topic, index)
             del self._not_led[topic, index]
             partition.fail(ErrorCode.unknown_topic_or_partition)
+            partition.replica = None
         return partition
 
 

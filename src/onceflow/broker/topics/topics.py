@@ -32,9 +32,6 @@ INTERNAL_TOPICS = (GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, CLUSTER_METADAT
 """Topics of the broker itself; clients can read but not write them."""
 NAME_CHARACTERS_MAX = 249
 PRODUCER_IDS_IN_A_BLOCK = 1000
-REPLICATION_FACTOR_MAX = 1
-"""Followers are not built yet."""
-
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -168,15 +165,10 @@ class Topics:
                 f" {new.replication_factor} cannot be reached because only {len(self.brokers)} broker(s) are"
                 " registered.",
             )
-        if new.replication_factor > REPLICATION_FACTOR_MAX:
-            raise TopicRefused(
-                ErrorCode.invalid_replication_factor,
-                f"replication factor {new.replication_factor} exceeds the maximum of {REPLICATION_FACTOR_MAX}:"
-                " partitions are not replicated",
-            )
         count = self.partition_count_default if new.partition_count == -1 else new.partition_count
         start, shift = randrange(len(self.brokers)), randrange(len(self.brokers))
-        return assign_replicas(sorted(self.brokers), count, 1, start=start, shift=shift)
+        replication_factor = 1 if new.replication_factor == -1 else new.replication_factor
+        return assign_replicas(sorted(self.brokers), count, replication_factor, start=start, shift=shift)
 
     def _check_assignments(self, new: NewTopic) -> None:
         """Check that counts are unset and each partition occurs once, as in ReplicationControlManager.createTopic."""
@@ -207,8 +199,6 @@ class Topics:
             reason = f"broker {unknown[0]}, but no such broker is registered"
         elif repeated:
             reason = f"the broker {repeated[0]} more than once"
-        elif len(broker_ids) > REPLICATION_FACTOR_MAX:
-            reason = f"{len(broker_ids)} brokers for a partition, but only {REPLICATION_FACTOR_MAX} is supported"
         else:
             return
         message = f"The manual partition assignment includes {reason}."
@@ -246,7 +236,10 @@ class Topics:
         else:
             brokers = sorted(self.brokers)
             start = next((at for at, broker in enumerate(brokers) if broker >= topic.replicas[0][0]), 0)
-            assigned = assign_replicas(brokers, count - present, 1, start=start, shift=start, first=present)
+            replication_factor = min(len(topic.replicas[0]), len(brokers))
+            assigned = assign_replicas(
+                brokers, count - present, replication_factor, start=start, shift=start, first=present
+            )
         return [PartitionRecord(present + at, topic.topic_id, to[0], to) for at, to in enumerate(assigned)]
 
     def _check_new_assignments(self, count: int, assignments: Sequence[Assignment]) -> None:

@@ -1,0 +1,129 @@
+"""The leader's state machine: high watermark, in-sync replicas, and what the controller is asked for."""
+
+from typing import NamedTuple
+
+import pytest
+
+from onceflow.broker.cluster.replicas import UNKNOWN_OFFSET, Follower, Lag, LeaderState
+
+LAG = Lag(time_max_ms=1000, messages_max=100)
+
+
+class State(NamedTuple):
+    """State of a partition led by broker 1."""
+
+    isr: tuple[int, ...] = (1, 2, 3)
+    partition_epoch: int = 0
+    replicas: tuple[int, ...] = (1, 2, 3)
+    leader: int = 1
+    leader_epoch: int = 5
+
+
+def leader(isr: tuple[int, ...] = (1, 2, 3), *, start: int = 10) -> LeaderState:
+    return LeaderState(1, State(isr), LAG, epoch_start_offset=start, now_ms=0)
+
+
+def wanted(
+    state: LeaderState, now_ms: float, *, end: int = 10, high_watermark: int = 10, dead: int = 0
+) -> list[int] | None:
+    isr = state.want(end, high_watermark, now_ms, lambda broker_id: broker_id != dead)
+    return None if isr is None else sorted(isr)
+
+
+def test_high_watermark_is_minimum_of_ends() -> None:
+    state = leader()
+    assert state.high_watermark(20, 20, 1, 0) == UNKNOWN_OFFSET, "no follower has fetched yet"
+    state.fetched(2, 15, 20, 1)
+    state.fetched(3, 12, 20, 1)
+    assert state.high_watermark(20, 20, 1, 1) == 12
+    state.fetched(3, 20, 20, 2)
+    assert state.high_watermark(20, 20, 1, 2) == 15
+    assert state.high_watermark(14, 20, 1, 2) == 14, "what this broker has synced counts too"
+    assert not state.fetched(4, 20, 20, 2)
+
+
+def test_high_watermark_waits_for_joining_replicas() -> None:
+    state = leader((1, 2))
+    state.fetched(2, 20, 20, 1)
+    assert state.high_watermark(20, 20, 1, 1) == 20, "broker 3 is far behind"
+    state.fetched(3, 20, 20, 1)
+    state.fetched(2, 25, 25, 2)
+    assert state.high_watermark(25, 25, 1, 2) == 20, "broker 3 is about to join"
+    assert state.high_watermark(25, 25, 1, 5000) == 25
+
+
+def test_high_watermark_stops_below_min_isr() -> None:
+    state = leader((1,))
+    assert state.high_watermark(20, 20, 2, 0) == UNKNOWN_OFFSET
+    assert state.high_watermark(20, 20, 1, 0) == 20
+    alone = LeaderState(1, State((1,), replicas=(1,)), LAG, epoch_start_offset=0, now_ms=0)
+    assert alone.high_watermark(20, 20, 2, 0) == 20, "there are fewer replicas than min.insync.replicas"
+
+
+def test_slow_replicas_leave_the_set() -> None:
+    state = leader()
+    for now_ms in (100, 900):
+        state.fetched(2, 10, 10, now_ms)
+        state.fetched(3, 10, 10, now_ms)
+    state.fetched(3, 12, 12, 1800)
+    assert wanted(state, 1800, end=12) is None
+    assert wanted(state, 1901, end=12) == [1, 3]
+    assert wanted(state, 5000, end=12) is None, "one request at a time"
+    assert state.maximal_isr == {1, 2, 3}
+    state.altered((1, 3), 5, 1)
+    assert (state.isr, state.maximal_isr, state.partition_epoch) == ({1, 3}, {1, 3}, 1)
+
+
+def test_replica_that_lacks_too_much_leaves() -> None:
+    state = leader()
+    state.fetched(2, 10, 10, 0)
+    state.fetched(3, 111, 111, 0)
+    assert wanted(state, 0, end=110) is None
+    assert wanted(state, 0, end=111) == [1, 3]
+
+
+def test_constant_load_counts_as_caught_up() -> None:
+    """A follower that is always at the leader's end of its last fetch is in sync, as in Kafka."""
+    follower = Follower(caught_up_ms=0)
+    for step in range(1, 20):
+        follower.fetched(10 * step, 10 * (step + 1), step * 400)
+    assert follower.is_caught_up(1000, 19 * 400, LAG._replace(messages_max=10**6))
+    follower.fetched(191, 300, 20 * 400)
+    assert not follower.is_caught_up(1000, 22 * 400, LAG._replace(messages_max=10**6))
+
+
+@pytest.mark.parametrize(("offset", "joins"), [(9, False), (10, False), (11, False), (12, True)])
+def test_replica_joins_at_start_of_epoch(offset: int, joins: bool) -> None:
+    state = leader((1, 2), start=12)
+    state.fetched(2, 20, 20, 0)
+    state.fetched(3, offset, 20, 0)
+    assert wanted(state, 0, end=20, high_watermark=11) == ([1, 2, 3] if joins else None)
+
+
+def test_dead_replicas_do_not_join() -> None:
+    state = leader((1, 2))
+    state.fetched(2, 10, 10, 0)
+    state.fetched(3, 10, 10, 0)
+    assert wanted(state, 0, dead=3) is None
+    assert wanted(state, 0) == [1, 2, 3]
+    state.refused()
+    assert wanted(state, 0) == [1, 2, 3]
+
+
+def test_records_wait_for_both_sets() -> None:
+    state = leader((1, 2))
+    state.fetched(2, 15, 15, 0)
+    state.fetched(3, 12, 15, 0)
+    assert wanted(state, 0, end=15, high_watermark=12) == [1, 2, 3]
+    assert state.high_watermark(15, 15, 1, 9000) == 12, "the controller may have added broker 3"
+
+
+def test_older_states_are_ignored() -> None:
+    state = leader()
+    state.altered((1, 2), 5, 3)
+    state.update(State((1,), partition_epoch=2), 0)
+    state.altered((1,), 4, 9)
+    assert (state.isr, state.partition_epoch) == ({1, 2}, 3)
+    state.update(State((1, 4), partition_epoch=4, replicas=(1, 4)), 7)
+    assert (state.isr, set(state.followers)) == ({1, 4}, {4})
+    assert state.followers[4].caught_up_ms == 7

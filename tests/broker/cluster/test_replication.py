@@ -1,0 +1,162 @@
+"""Partitions with three replicas: copied, led by another broker after a kill, and equal in the end."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from onceflow.log.clock import SystemClock
+from onceflow.log.config import LogConfig
+from onceflow.log.disk import RealDisk
+from onceflow.log.partition import PartitionLog
+from onceflow.testing import Broker
+from tests.broker.cluster.conftest import Tree
+from tests.broker.raw_client import batch_of
+
+NewBroker = Callable[..., Broker]
+SESSION_MS = 1000
+
+
+class Brokers:
+    """Three brokers of a cluster, in this process; broker 1 is the first controller."""
+
+    def __init__(self, new_broker: NewBroker, directory: Path) -> None:
+        self._new_broker = new_broker
+        self.directory = directory
+        self.running: dict[int, Broker] = {}
+        for broker_id in (1, 2, 3):
+            self.start(broker_id)
+
+    def start(self, broker_id: int) -> None:
+        self.running[broker_id] = self._new_broker(
+            self.directory / str(broker_id), broker_id=broker_id, zookeeper_session_timeout_ms=SESSION_MS
+        ).start()
+
+    def stop(self, broker_id: int) -> None:
+        self.running.pop(broker_id).stop()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap_servers for broker in self.running.values())
+
+    def create(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        (created,) = admin.create_topics([NewTopic(topic, 1, 3)]).values()
+        created.result(30)
+
+    def log(self, broker_id: int, topic: str) -> bytes:
+        directory = self.directory / str(broker_id) / f"{topic}-0"
+        return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
+
+
+@pytest.fixture
+def brokers(new_broker: NewBroker, tmp_path: Path) -> Iterator[Brokers]:
+    opened = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in opened.running.values()])
+        yield opened
+
+
+def send(bootstrap: str, topic: str, values: list[bytes]) -> None:
+    failures: list[Any] = []
+
+    def delivered(error: Any, _message: Any) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=delivered)
+    assert producer.flush(60) == 0
+    assert not failures
+
+
+def send_and_delete(bootstrap: str, topic: str) -> None:
+    """Send a record and delete all; the leader's segments stay, and only its log start moves."""
+    send(bootstrap, topic, [b"deleted"])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    (deleted,) = admin.delete_records([TopicPartition(topic, 0, -1)]).values()
+    deleted.result(30)
+
+
+def read(bootstrap: str, topic: str, count: int, *, start: int = 0) -> list[bytes]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, start)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(values) < count and time.monotonic() < deadline:
+        values += [value for message in consumer.consume(count, 0.2) if (value := message.value()) is not None]
+    consumer.close()
+    return values
+
+
+def as_follower_appended(directory: Path, epoch: int, *values: bytes) -> None:
+    """Append to the log of a stopped broker, as a leader of an earlier epoch whose last records were not copied."""
+    log = PartitionLog.open(directory, LogConfig(), disk=RealDisk(), clock=SystemClock(), clean=False, is_replica=True)
+    log.begin_epoch(epoch)
+    log.append(batch_of(*values))
+    log.close()
+
+
+def await_equal_logs(brokers: Brokers, topic: str) -> bytes:
+    deadline = time.monotonic() + 60
+    while len(logs := {brokers.log(broker_id, topic) for broker_id in brokers.running}) > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return logs.pop()
+
+
+def state(tree: Tree, topic: str) -> dict[str, Any]:
+    stored: dict[str, Any] = tree.json(f"/brokers/topics/{topic}/partitions/0/state")
+    return stored
+
+
+def test_followers_copy_and_lead(brokers: Brokers, tree: Tree) -> None:
+    brokers.create("clicks")
+    values = [b"%03d" % number for number in range(100)]
+    send(brokers.bootstrap, "clicks", values)
+    assert sorted(state(tree, "clicks")["isr"]) == [1, 2, 3]
+    assert values[0] in await_equal_logs(brokers, "clicks")
+    former = state(tree, "clicks")["leader"]
+    brokers.stop(former)
+    tree.await_that(lambda: state(tree, "clicks")["leader"] not in (former, -1))
+    more = [b"more %03d" % number for number in range(100)]
+    send(brokers.bootstrap, "clicks", more)
+    assert read(brokers.bootstrap, "clicks", 200) == values + more
+    brokers.start(former)
+    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [1, 2, 3])
+    await_equal_logs(brokers, "clicks")
+
+
+def test_returning_follower_becomes_equal(brokers: Brokers, tree: Tree) -> None:
+    """It has records that no other replica has, then an empty disk, then an end before the leader's start."""
+    brokers.create("clicks")
+    send(brokers.bootstrap, "clicks", [b"first"])
+    leader = state(tree, "clicks")["leader"]
+    follower = next(broker_id for broker_id in (3, 2) if broker_id != leader)
+    directory = brokers.directory / str(follower) / "clicks-0"
+
+    def stop_and_change(change: Callable[[], None]) -> None:
+        brokers.stop(follower)
+        tree.await_that(lambda: follower not in state(tree, "clicks")["isr"])
+        change()
+        send(brokers.bootstrap, "clicks", [b"while it was away"])
+        brokers.start(follower)
+        tree.await_that(lambda: follower in state(tree, "clicks")["isr"])
+
+    stop_and_change(lambda: as_follower_appended(directory, 0, b"never acknowledged", b"nor this"))
+    assert b"never acknowledged" not in await_equal_logs(brokers, "clicks")
+    stop_and_change(lambda: shutil.rmtree(directory))
+    assert await_equal_logs(brokers, "clicks")
+    assert read(brokers.bootstrap, "clicks", 3) == [b"first", *[b"while it was away"] * 2]
+    stop_and_change(lambda: send_and_delete(brokers.bootstrap, "clicks"))
+    assert read(brokers.bootstrap, "clicks", 1, start=4) == [b"while it was away"]
+    tail = brokers.log(follower, "clicks")
+    assert 0 < len(tail) < len(brokers.log(leader, "clicks"))
+    assert brokers.log(leader, "clicks").endswith(tail)
