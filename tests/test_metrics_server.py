@@ -32,6 +32,31 @@ def test_other_paths_are_not_found(server: MetricsServer) -> None:
     assert get(server.url.removesuffix("metrics")) == (404, "metrics are at /metrics\n")
 
 
+def host_status(port: int, head: str) -> str:
+    """Return the status of a scrape with this head."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WITHIN_S) as connection:
+        connection.sendall(f"GET /metrics HTTP/1.0\r\n{head}\r\n".encode())
+        return connection.makefile("rb").readline().split()[1].decode()
+
+
+def test_foreign_hosts_are_refused(server: MetricsServer) -> None:
+    """A page of another site whose name leads to this machine could read the metrics otherwise (DNS rebinding)."""
+    port = server._server.socket.getsockname()[1]
+    for name in ("localhost", "LOCALHOST:9404", "127.0.0.1:1", "[::1]:9404", "[::1]"):
+        assert host_status(port, f"Host: {name}\r\n") == "200", name
+    for head in ("", "Host: \r\n", "Host: evil.example\r\n", "Host: localhost.evil.example:1\r\n", "Host: [::2]\r\n"):
+        assert host_status(port, head) == "400", head
+
+
+def test_public_addresses_have_any_name() -> None:
+    serving = MetricsServer("0.0.0.0", 0, list)
+    serving.start()
+    try:
+        assert host_status(serving._server.socket.getsockname()[1], "Host: broker.example:9404\r\n") == "200"
+    finally:
+        serving.stop()
+
+
 def test_failure_is_the_response() -> None:
     def collect() -> list[Metric]:
         raise ValueError("no numbers")
@@ -73,7 +98,7 @@ def test_waiting_scrapes_are_limited() -> None:
     try:
         for _ in range(metrics_server.SCRAPES_MAX):
             clients.append(socket.create_connection(address, timeout=WITHIN_S))
-            clients[-1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            clients[-1].sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
         deadline = time.monotonic() + WITHIN_S
         while serving._server.places._value:
             assert time.monotonic() < deadline

@@ -22,6 +22,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def local_names(host: str) -> list[str]:
+    """Return the names of this machine that a Host header may carry, IPv6 in brackets."""
+    own = f"[{host}]" if ":" in host else host
+    return ["127.0.0.1", "localhost", "[::1]", own]
+
+
 def listen(host: str, port: int, *, option: str = "--") -> socket.socket:
     """Return a listening socket; port 0 is any free one. Raises `CannotListen`.
 

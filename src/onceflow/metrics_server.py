@@ -1,10 +1,11 @@
 """Server of `/metrics` in threads of its own, for programs without an HTTP server: the broker and the pipeline.
 
 Clients cannot make it grow: a connection beyond the limit closes the oldest one, one scrape is collected at a time, and
-few may wait for it.
+few may wait for it. A server on loopback responds only to the names of this machine.
 """
 
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from onceflow.listening import listen, url
+from onceflow.listening import is_loopback, listen, local_names, url
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class MetricsServer:
 
     def __init__(self, host: str, port: int, collect: Collect) -> None:
         """Listen; `collect` runs in a thread of the server. Raises CannotListen."""
-        self._server = _Server(listen(host, port, option="--metrics-"), registry_of(collect))
+        names = local_names(host) if is_loopback(host) else None
+        self._server = _Server(listen(host, port, option="--metrics-"), registry_of(collect), names)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_SECONDS,), name="metrics", daemon=True
         )
@@ -101,11 +103,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listening: socket.socket, registry: CollectorRegistry) -> None:
+    def __init__(self, listening: socket.socket, registry: CollectorRegistry, names: Sequence[str] | None) -> None:
+        """`names` are those that a Host header may carry; None: any."""
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
         self.registry = registry
+        self.names = names
         self.scrape = threading.Lock()
         self.places = threading.BoundedSemaphore(SCRAPES_MAX)
         self._open: dict[socket.socket, None] = {}
@@ -142,6 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
+        if not self._is_for_us():
+            self._respond(400, "text/plain; charset=utf-8", b"invalid Host header; expected a name of this machine\n")
+            return
         if self.path.partition("?")[0] != PATH:
             self._respond(404, "text/plain; charset=utf-8", f"metrics are at {PATH}\n".encode())
             return
@@ -158,6 +165,11 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.server.places.release()
         self._respond(200, content_type, content)
+
+    def _is_for_us(self) -> bool:
+        """Return whether the Host header is one of ours: a page whose name leads here must not read the metrics."""
+        name = re.sub(r":[0-9]*$", "", self.headers.get("Host", "")).lower()
+        return self.server.names is None or name in self.server.names
 
     def _respond(self, status: int, content_type: str, content: bytes) -> None:
         self.send_response(status)

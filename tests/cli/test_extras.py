@@ -91,6 +91,7 @@ def test_commands_name_the_smallest_extras(command: str, onceflow_broker: Broker
     file = tmp_path / "clicks.csv"
     file.write_text("uid,event_time,os_type\nann,1700000000000,iOS\n")
     keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
     keys.write_text('[keys.web]\nkey = "k"\n')
     values = {"file": file, "keys": keys, "bootstrap": onceflow_broker.bootstrap_servers}
     words = [command, *(word.format(**values) for word in ARGUMENTS[command])]

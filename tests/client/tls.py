@@ -27,6 +27,7 @@ class Authority:
     def issue(self, name: str, **fields: Any) -> Path:
         """Issue a certificate for a host or a user; return the file with its key. `fields` are trustme's."""
         path = self._directory / f"{name}.pem"
+        path.touch(0o600)
         self._authority.issue_cert(name, **fields).private_key_and_cert_chain_pem.write_to_path(str(path))
         return path
 

@@ -76,6 +76,7 @@ def java_key(store: Path) -> Path:
     key, begin, chain = text.partition("-----BEGIN CERTIFICATE-----")
     loaded = load_pem_private_key(key.encode(), None)
     java = store.with_suffix(".java.pem")
+    java.touch(0o600)
     java.write_text(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode() + begin + chain)
     return java
 
@@ -166,6 +167,7 @@ def test_commands_with_credentials_in_a_file(
         "sasl.jaas.config": login.replace("\\", "\\\\"),
         "ssl.truststore.location": str(authority.trusted),
     }
+    file.touch(0o600)
     file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def done(*words: str, given: str = "") -> str:

@@ -12,14 +12,22 @@ names (`onceflow.client.security`), as in a `client.properties` of Kafka's tools
 
 import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from onceflow.cli import security as secured
+from onceflow.private_files import MODE, is_exposed
 
 VARIABLES = {"bootstrap": "ONCEFLOW_BOOTSTRAP", "redis": "ONCEFLOW_REDIS"}
 """Name in the file → environment variable, from which the commands read it."""
+
+
+def _has_secret(given: Mapping[str, str]) -> bool:
+    from onceflow.client import security
+
+    return bool(given.keys() & security.SECRETS) or "@" in given.get("redis", "")
 
 
 def default_path() -> Path:
@@ -53,5 +61,7 @@ def use(path: Path | None) -> None:
         # click ignores an empty variable.
         if name in VARIABLES and not os.environ.get(VARIABLES[name]):
             os.environ[VARIABLES[name]] = value
+    if _has_secret(given) and is_exposed(chosen):
+        raise click.UsageError(f"{chosen} has a password, and every user of this machine can read it; {MODE}")
     kafka = {name: value for name, value in given.items() if name in security.NAMES}
     secured.use_from_file(click.get_current_context(), kafka)

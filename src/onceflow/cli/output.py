@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from onceflow.clicks.csv_cells import harmless
+
 
 @contextmanager
 def stdout_may_close() -> Iterator[None]:
@@ -37,13 +39,16 @@ def readable(name: str, content: bytes | None) -> dict[str, str | None]:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], layout: str) -> None:
-    """Print rows in a layout of `layout_options`: a JSON list, or CSV with a heading, which is empty without rows."""
+    """Print rows in a layout of `layout_options`: a JSON list, or CSV with a heading, which is empty without rows.
+
+    Text in CSV that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     if layout == "json":
         click.echo(json.dumps(rows, ensure_ascii=False))
     elif rows:
         writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: harmless(value) for name, value in row.items()} for row in rows)
 
 
 def table(rows: Iterable[Sequence[object]]) -> None:

@@ -6,13 +6,13 @@ it; only the user and the end are read here (as in org.apache.kafka.common.secur
 
 import base64
 import json
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from onceflow.client.errors import InvalidSecurity
+from onceflow.private_files import MODE, is_exposed
 
 TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
 TOKEN_BYTES_MAX = 1024**2
@@ -38,13 +38,13 @@ class Bearer:
         """Return the token in the file. Raises InvalidSecurity; its message has no part of the token."""
         path = Path(self.token_file)
         try:
-            mode = path.stat().st_mode
+            exposed = is_exposed(path)
             with path.open("rb") as file:
                 content = file.read(TOKEN_BYTES_MAX + 1)
         except OSError as error:
             raise InvalidSecurity(f"{TOKEN_URL}: {path} cannot be read: {error.strerror}") from error
-        if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-            raise InvalidSecurity(f"{TOKEN_URL}: every user of this machine can read {path}; its mode must be 600")
+        if exposed:
+            raise InvalidSecurity(f"{TOKEN_URL}: every user of this machine can read {path}; {MODE}")
         try:
             text = content.decode("ascii").strip()
             _header, payload, _signature = text.split(".")

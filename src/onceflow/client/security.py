@@ -30,6 +30,7 @@ from pathlib import Path
 
 from onceflow.client.bearer import TOKEN_URL, Bearer, read_bearer
 from onceflow.client.errors import InvalidSecurity
+from onceflow.private_files import MODE, is_exposed
 
 SECURITY_PROTOCOL = "security.protocol"
 SASL_MECHANISM = "sasl.mechanism"
@@ -59,6 +60,7 @@ NAMES = (
     KEY_PASSWORD,
     ENDPOINT_IDENTIFICATION,
 )
+SECRETS = frozenset((SASL_JAAS_CONFIG, KEYSTORE_KEY, KEY_PASSWORD))
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", Bearer.mechanism)
 
@@ -187,6 +189,8 @@ def _require_pem(name: str, location: str) -> None:
         raise InvalidSecurity(f"{name}={location}: {error.strerror}") from error
     if b"-----BEGIN" not in start:
         raise InvalidSecurity(_not_pem(f"{name}={location}"))
+    if name == KEYSTORE_LOCATION and is_exposed(location):
+        raise InvalidSecurity(f"{name}={location}: every user of this machine can read the key; {MODE}")
 
 
 def _not_pem(setting: str) -> str:

@@ -38,7 +38,7 @@ from onceflow.dashboard.login import NO_LOGIN, Login, TokenLogin
 from onceflow.dashboard.login_pages import ALLOWED, LoginPages, LoginRequired, is_own_page
 from onceflow.dashboard.metrics import PageMetrics
 from onceflow.errors import OnceflowError
-from onceflow.listening import is_loopback
+from onceflow.listening import is_loopback, local_names
 from onceflow.remedies import Remedy
 
 STATIC = Path(__file__).parent / "static"
@@ -210,9 +210,3 @@ async def _user(feed: Feed, uid: str) -> Response:
         return JSONResponse({"error": str(error)}, 503)
     clicks = None if user.clicks is None else exact(user.clicks)
     return JSONResponse({"uid": uid, "clicks": clicks, "live": user.is_live})
-
-
-def local_names(host: str) -> list[str]:
-    """Return the names of this machine that a Host header may carry, IPv6 in brackets."""
-    own = f"[{host}]" if ":" in host else host
-    return ["127.0.0.1", "localhost", "[::1]", own]

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from typing import Protocol
 from starlette.requests import HTTPConnection
 
 from onceflow.errors import OnceflowError
+from onceflow.private_files import MODE, is_exposed
 
 COOKIE = "onceflow"
 SESSION_S = 30 * 24 * 3_600
@@ -151,11 +151,11 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 def read_token(path: Path) -> str:
     """Return the token in a file. Raises WrongToken."""
     try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
+        exposed, text = is_exposed(path), path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise WrongToken(f"cannot read the token in {path}: {error}") from error
-    if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        raise WrongToken(f"every user of this machine can read the token in {path}; expected mode 600")
+    if exposed:
+        raise WrongToken(f"every user of this machine can read the token in {path}; {MODE}")
     is_plain = text.isascii() and text.isprintable() and " " not in text
     if not is_plain or not TOKEN_LENGTH_MIN <= len(text) <= TOKEN_LENGTH_MAX:
         raise WrongToken(

@@ -253,6 +253,7 @@ def unusable(authority: Authority, directory: Path) -> dict[str, SecurityConfig]
     java = directory / "store.jks"
     java.write_bytes(b"\xfe\xed\xfe\xed")
     only_key = directory / "key.pem"
+    only_key.touch(0o600)
     only_key.write_text(key)
     return {
         "TLS needs ssl.keystore.location": SecurityConfig(),

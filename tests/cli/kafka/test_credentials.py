@@ -43,6 +43,7 @@ def test_users_of_a_running_broker(broker: InnerBroker, password_file: Path, tmp
     assert added.output == "user ada was stored: SCRAM-SHA-256, SCRAM-SHA-512\n"
     assert listed(*place) == [("ada", "SCRAM-SHA-256", 5000), ("ada", "SCRAM-SHA-512", 5000)]
     settings = tmp_path / "client.properties"
+    settings.touch(0o600)
     settings.write_text(
         "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config="
         f'org.apache.kafka.common.security.scram.ScramLoginModule required username="ada" password="{PASSWORD}";\n'
@@ -71,7 +72,7 @@ def test_users_before_the_first_start(tmp_path: Path) -> None:
 
 
 def test_open_password_files_are_refused(password_file: Path, tmp_path: Path) -> None:
-    password_file.chmod(0o640)
+    password_file.chmod(0o644)
     refused = run("add", "ada", "--data", str(tmp_path / "data"), "--password-file", str(password_file))
     assert "other users can read it" in str(refused.exception)
     assert not (tmp_path / "data").exists()

@@ -23,6 +23,7 @@ origins = ["*"]
 
 def keys_of(directory: Path, text: str) -> Access:
     path = directory / "keys.toml"
+    path.touch(0o600)
     path.write_text(text)
     return read_keys(path)
 

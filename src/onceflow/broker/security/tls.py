@@ -21,6 +21,7 @@ from onceflow.broker.security.file_state import FileState, file_state
 from onceflow.broker.security.principal import ANONYMOUS, KafkaPrincipal
 from onceflow.broker.security.principal_rules import map_name, parse_rules
 from onceflow.errors import OnceflowError
+from onceflow.private_files import MODE, is_exposed
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ def _load_key(listener: str, context: ssl.SSLContext, security: SecurityConfig) 
         raise InvalidTls(f"listener {listener}: ssl.keystore.location and ssl.keystore.key exclude each other")
     if security.key_store_file is not None:
         name, text = f"ssl.keystore.location={security.key_store_file}", _read(listener, security.key_store_file)
+        if is_exposed(security.key_store_file):
+            raise InvalidTls(f"listener {listener}: {name}: every user of this machine can read the key; {MODE}")
     elif security.key is not None and security.certificates is not None:
         name, text = "ssl.keystore.key", f"{_lines(security.key)}\n{_lines(security.certificates)}\n"
     else:

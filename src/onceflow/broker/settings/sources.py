@@ -26,6 +26,7 @@ from onceflow.broker.settings.properties import parse_properties
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import SETTINGS
 from onceflow.log.config import LogConfig
+from onceflow.private_files import MODE, is_exposed
 
 ENVIRONMENT_PREFIX = "ONCEFLOW_BROKER_"
 CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG_FILE"
@@ -166,10 +167,19 @@ def _config(values: Mapping[str, Any]) -> BrokerConfig:
 def from_file(path: Path) -> Source:
     """Read a `server.properties`. Raises SettingRefused if it cannot be read."""
     try:
-        given = parse_properties(path.read_text(encoding="utf-8"))
+        exposed, given = is_exposed(path), parse_properties(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingRefused(f"--config-file {path} cannot be read: {error}") from error
+    secret = next(filter(_is_secret, given), None)
+    if exposed and secret is not None:
+        raise SettingRefused(f"{path} has {secret}, and every user of this machine can read it; {MODE}")
     return Source(given, place=f"{path}: ")
+
+
+def _is_secret(name: str) -> bool:
+    own = own_setting(name)
+    setting = SETTINGS.get(name) if own is None else own[1]
+    return is_scram_login(name) or (setting is not None and setting.is_secret)
 
 
 def from_environment(environment: Mapping[str, str]) -> Source:

@@ -14,6 +14,7 @@ from onceflow.cli.options import bootstrap_option, json_option, redis_options, r
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.record_layout import to_layout
 from onceflow.cli.security import open_cluster, security
+from onceflow.clicks.csv_cells import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +151,7 @@ def _export(results: "Results", layout: str) -> None:
     if layout == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("uid", "clicks"))
-        writer.writerows(ordered)
+        writer.writerows((harmless(uid), clicks_of) for uid, clicks_of in ordered)
         return
     for uid, clicks_of in ordered:
         click.echo(json.dumps({"uid": uid, "clicks": clicks_of}, ensure_ascii=False))

@@ -1,7 +1,6 @@
 """`onceflow credential`: users that authenticate with SCRAM."""
 
 import json
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from onceflow.cli.options import bootstrap_option, json_option, not_empty
 from onceflow.cli.output import stdout_may_close, table
 from onceflow.cli.security import open_cluster
 from onceflow.errors import OnceflowError
+from onceflow.private_files import MODE, is_exposed
 from onceflow.wire.scram import BY_NAME, ITERATIONS_MAX, ITERATIONS_MIN
 
 
@@ -168,8 +168,8 @@ def _password(path: Path | None) -> str:
         text = sys.stdin.readline()
     else:
         try:
-            if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise PasswordFileOpen(f"--password-file {path}: other users can read it; its mode must be 600")
+            if is_exposed(path):
+                raise PasswordFileOpen(f"--password-file {path}: other users can read it; {MODE}")
             text = path.read_text(encoding="utf-8").partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
             raise click.BadParameter(f"{path} cannot be read: {error}", param_hint="--password-file") from error

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from onceflow.errors import OnceflowError
 from onceflow.listening import is_loopback
+from onceflow.private_files import MODE, is_exposed
 
 _FIELDS = {"key", "origins", "events_per_second"}
 
@@ -81,9 +82,11 @@ class Access:
 def read_keys(path: Path) -> Access:
     """Return the keys of a file. Raises WrongKeys."""
     try:
-        document = tomllib.loads(path.read_text())
+        exposed, document = is_exposed(path), tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise WrongKeys(f"cannot read the keys in {path}: {error}") from error
+    if exposed:
+        raise WrongKeys(f"every user of this machine can read the keys in {path}; {MODE}")
     tables = document.get("keys")
     if set(document) != {"keys"} or not isinstance(tables, dict) or not tables:
         raise WrongKeys(f"{path} has no keys; expected tables such as [keys.shop] and nothing else")

@@ -9,11 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onceflow.clicks.csv_cells import harmless
 from onceflow.dashboard.api.table import Route
 from onceflow.dashboard.board import exact
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings of cells that spreadsheets evaluate."""
 
 
 def to_json(route: Route, rows: Sequence[Any]) -> bytes:
@@ -43,7 +41,7 @@ def _exact(value: Any) -> Any:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(FORMULA) else value
+        return harmless(value)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     return json.dumps(value, ensure_ascii=False)
