@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -35,6 +34,7 @@ from onceflow.wire.frames import encode_request, request_class
 from onceflow.wire.scram import BY_NAME, salted_password
 from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
 from tests.broker.raw_client import RawClient, connected
+from tests.broker.security.damaged_logins import STOLEN, frames_of
 from tests.client.tls import Authority
 from tests.wire.messages import build
 
@@ -484,43 +484,6 @@ def test_changes_of_a_request_are_limited(broker: InnerBroker) -> None:
         alter(client, deletions=[{"name": f"user-{number}", "mechanism": 1} for number in range(1000)])
 
 
-def frames_of(seed: int) -> bytes:
-    """Return a login with damage: frames left out, repeated, cut, or with other bytes."""
-    random = Random(seed)
-    whole: list[tuple[int, int, dict[str, Any]]] = [
-        (apis.API_VERSIONS, 0, {}),
-        (apis.SASL_HANDSHAKE, random.randrange(2), {"mechanism": random.choice((*MECHANISMS, "GSSAPI"))}),
-        (apis.SASL_AUTHENTICATE, random.randrange(3), {"auth_bytes": random.choice(TOKENS)}),
-        (apis.SASL_AUTHENTICATE, random.randrange(3), {"auth_bytes": random.choice(TOKENS)}),
-    ]
-    sent = b""
-    for number, (key, version, fields) in enumerate(whole):
-        frame = bytearray(encode_request(key, version, number, "raw", build(request_class(key, version), fields)))
-        kind = random.randrange(6)
-        if kind == 0:
-            continue
-        if kind == 1:
-            frame[random.randrange(4, len(frame))] = random.randrange(256)
-        if kind == 2:
-            frame = frame[: random.randrange(4, len(frame))]
-            frame[:4] = struct.pack(">i", len(frame) - 4)
-        sent += bytes(frame) * (2 if kind == 3 else 1)
-    stealing = {"topics": [{"name": "stolen"}], "allow_auto_topic_creation": True}
-    return sent + encode_request(apis.METADATA, 4, 9, "raw", build(request_class(apis.METADATA, 4), stealing))
-
-
-TOKENS = (
-    b"",
-    b"\0",
-    token_of("wrong"),
-    token_of(user="eve"),
-    b"n,,n=ada,r=x",
-    b"c=biws,r=x,p=AAAA",
-    b"\xff" * 100,
-    b"x" * 20_000,
-)
-
-
 def play(broker: InnerBroker, seeds: range) -> None:
     """Send damaged logins: none is served, and the broker serves others."""
     for seed in seeds:
@@ -530,7 +493,7 @@ def play(broker: InnerBroker, seeds: range) -> None:
             client.socket.shutdown(socket.SHUT_WR)
             while client.socket.recv(65536):
                 pass
-    assert broker.call(lambda node: "stolen" not in node.topics.by_name)
+    assert broker.call(lambda node: STOLEN not in node.topics.by_name)
     with connected(broker.addresses["SASL_PLAINTEXT"]) as client:
         assert login(client).error_code == 0
         assert controller(client) == 1
