@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import against_kafka, connector, in_process, load, memory, pipeline, queues, start, stored
+from benchmarks import against_kafka, connector, in_process, load, memory, pipeline, queues, secured, start, stored
 from benchmarks.figures import Figures, Table
 
 TABLES = (
     against_kafka.TABLE,
+    secured.TABLE,
     stored.TABLE,
     queues.TABLE,
     memory.TABLE,

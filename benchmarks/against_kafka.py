@@ -10,7 +10,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 
 from benchmarks import java_tools, librdkafka, raw_connection
-from benchmarks.comparison import COLUMNS, Durability, Figure, Goal, Row, compared, lines
+from benchmarks.comparison import Durability, Figure, Goal, Row, columns, compared, lines
 from benchmarks.figures import Line, Table
 from benchmarks.peers import peers
 
@@ -140,4 +140,4 @@ def measure(names: Sequence[str]) -> Iterator[Line]:
         raise RuntimeError(f"not measured: {', '.join(failed)}")
 
 
-TABLE = Table("The broker beside Apache Kafka", COLUMNS, [row.name for row in rows()], measure)
+TABLE = Table("The broker beside Apache Kafka", columns(), [row.name for row in rows()], measure)

@@ -26,7 +26,7 @@ def produce(peer: Peer, topic: str, size_bytes: int, count: int, codec: str = "n
     """Records per second until the last acknowledgement."""
     producer = Producer(
         {
-            "bootstrap.servers": peer.bootstrap,
+            **peer.settings,
             "acks": "all",
             "linger.ms": 5,
             "queue.buffering.max.messages": 2_000_000,
@@ -46,9 +46,7 @@ def produce(peer: Peer, topic: str, size_bytes: int, count: int, codec: str = "n
 
 def consume(peer: Peer, topic: str, count: int, settings: Mapping[str, int] = NO_PAUSE) -> float:
     """Records per second until the last record is in the program."""
-    consumer = Consumer(
-        {"bootstrap.servers": peer.bootstrap, "group.id": "benchmark", "enable.auto.commit": False, **settings}
-    )
+    consumer = Consumer({**peer.settings, "group.id": "benchmark", "enable.auto.commit": False, **settings})
     # Or the search for the partition's leader, which librdkafka does once a second, is most of what is measured.
     consumer.list_topics(topic, 30)
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import (
@@ -38,6 +39,13 @@ class Peer:
     pid: int
     synced: Mapping[str, str] = field(default_factory=dict)
     unsynced: Mapping[str, str] = field(default_factory=dict)
+    clients: Mapping[str, str] = field(default_factory=dict)
+    """Settings of librdkafka's clients that produce and consume, if they use another listener."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of these clients."""
+        return {"bootstrap.servers": self.bootstrap, **self.clients}
 
     def cpu_seconds(self) -> float:
         """Return user and kernel time of the broker's process since its start."""
