@@ -1,4 +1,4 @@
-"""docs/security.md: its ten lines are executed, as a reader would."""
+"""docs/security.md: its ten lines are executed, as a reader would, and the tests that it names exist."""
 
 import os
 import re
@@ -9,8 +9,16 @@ from pathlib import Path
 
 from onceflow.services import free_port
 
-PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "security.md"
 PORT = "9093"
+
+
+def test_each_named_test_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE.read_text())
+    assert len(named) > 20
+    missing = [(path, name) for path, name in named if f"\ndef {name}(" not in (ROOT / path).read_text()]
+    assert not missing
 
 
 def test_the_ten_lines_set_up_security(tmp_path: Path) -> None:
