@@ -1,8 +1,9 @@
-"""franz-go, a client of Go: every codec, a group, transactions, admin calls."""
+"""franz-go, a client of Go: every codec, a group, transactions, admin calls; TLS with each SASL mechanism, ACLs."""
 
 import json
+import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onceflow.wire.codecs import Codec
 from tests.broker.raw_client import stored_batches
 from tests.compat.conftest import tool
 from tests.compat.group_steps import assert_each_record_was_read_once
+from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker, secured_broker
 
 SOURCE = Path(__file__).with_name("go")
 VERSION = "1.22.2"
@@ -24,7 +26,10 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def run(bootstrap: str) -> Run:
-    """Return `run(topic, case, …)`, which returns the program's lines; go.mod and go.sum list its dependencies."""
+    """Return `run(topic, case, …)`, which returns the program's lines; `security` is a client's settings.
+
+    go.mod and go.sum list its dependencies.
+    """
     go = tool("go", "from https://go.dev/dl, 1.26 or newer, or an older one that may fetch it")
     assert f"franz-go v{VERSION}" in (SOURCE / "go.mod").read_text()
     if subprocess.run([go, "mod", "download"], cwd=SOURCE, check=False, timeout=170).returncode != 0:
@@ -33,9 +38,10 @@ def run(bootstrap: str) -> Run:
     built = subprocess.run(build, cwd=SOURCE, capture_output=True, text=True, check=False, timeout=170)
     assert built.returncode == 0, built.stderr
 
-    def run_program(topic: str, *arguments: str) -> list[dict[str, Any]]:
-        command = [str(PROGRAM), bootstrap, topic, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    def run_program(topic: str, *arguments: str, address: str = bootstrap, security: str = "") -> list[dict[str, Any]]:
+        command = [str(PROGRAM), address, topic, *arguments]
+        environment = os.environ | {"COMPAT_SECURITY": security}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -90,3 +96,36 @@ def test_admin(run: Run, topic: str) -> None:
         {"brokers": 1, "controller": 1, "dirs": 1},
         {"listed": False},
     ]
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_login_is_repeated(run: Run, secured: SecuredBroker, topic: str, mechanism: str) -> None:
+    """TLS, and a session that ends while the client stays connected."""
+    settings = secured.client(mechanism)
+    lines = run(topic, "session", str(STAY_MS), address=secured.broker.bootstrap, security=settings)
+    assert lines == [{"values": ["after", "before"]}], "sorted"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_login_is_refused(run: Run, secured: SecuredBroker, topic: str, mechanism: str) -> None:
+    settings = secured.client(mechanism, is_wrong=True)
+    with pytest.raises(AssertionError, match=r"(?i)sasl|oauth"):
+        run(topic, "session", "0", address=secured.broker.bootstrap, security=settings)
+
+
+def test_a_user_without_an_acl(run: Run, secured: SecuredBroker, topic: str) -> None:
+    settings = secured.client("SCRAM-SHA-512", "eve")
+    with pytest.raises(AssertionError, match=r"(?i)authoriz"):
+        run(topic, "session", "0", address=secured.broker.bootstrap, security=settings)
+
+
+def test_acls(run: Run, secured: SecuredBroker, topic: str) -> None:
+    settings = secured.client("SCRAM-SHA-256")
+    lines = run(topic, "acls", address=secured.broker.bootstrap, security=settings)
+    assert lines == [{"created": 1}, {"described": "User:eve"}, {"deleted": 1}]

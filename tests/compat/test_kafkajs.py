@@ -1,9 +1,9 @@
-"""kafkajs, the client of Node: every codec, a group, transactions, admin calls."""
+"""kafkajs, the client of Node: every codec, a group, transactions, admin calls; TLS with each SASL mechanism, ACLs."""
 
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from onceflow.wire.codecs import Codec
 from tests.broker.raw_client import stored_batches
 from tests.compat.conftest import tool
 from tests.compat.group_steps import assert_each_record_was_read_once
+from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker, secured_broker
 
 PROGRAM = Path(__file__).with_name("javascript") / "kafkajs.js"
 PACKAGES = ("kafkajs@2.2.4", "kafkajs-snappy@1.1.0", "kafkajs-lz4@1.2.1", "zstd-codec@0.1.5")
@@ -25,7 +26,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def run(bootstrap: str) -> Run:
-    """Return `run(topic, case, …)`, which returns the program's lines."""
+    """Return `run(topic, case, …)`, which returns the program's lines; `security` is a client's settings."""
     node = tool("node", "apt install nodejs")
     if not all((FOLDER / "node_modules" / package.partition("@")[0]).is_dir() for package in PACKAGES):
         install = [tool("npm", "apt install npm"), "install", "--silent", "--no-audit", "--no-fund", "--prefix"]
@@ -33,9 +34,10 @@ def run(bootstrap: str) -> Run:
             pytest.skip(f"no kafkajs: let npm reach its registry, or put {' '.join(PACKAGES)} into {FOLDER}")
     environment = {**os.environ, "NODE_PATH": str(FOLDER / "node_modules"), "KAFKAJS_NO_PARTITIONER_WARNING": "1"}
 
-    def run_program(topic: str, *arguments: str) -> list[dict[str, Any]]:
-        command = [node, str(PROGRAM), bootstrap, topic, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90, check=False)
+    def run_program(topic: str, *arguments: str, address: str = bootstrap, security: str = "") -> list[dict[str, Any]]:
+        command = [node, str(PROGRAM), address, topic, *arguments]
+        own = environment | {"COMPAT_SECURITY": security}
+        done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=90, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -93,4 +95,41 @@ def test_admin(run: Run, topic: str) -> None:
         {"deleted": [{"groupId": topic, "errorCode": 0}]},
         {"brokers": 1, "controller": 1},
         {"listed": False},
+    ]
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_login_is_repeated(run: Run, secured: SecuredBroker, topic: str, mechanism: str) -> None:
+    """TLS, and a session that ends while the client stays connected."""
+    settings = secured.client(mechanism)
+    lines = run(topic, "session", str(STAY_MS), address=secured.broker.bootstrap, security=settings)
+    assert lines == [{"values": ["before", "after"]}]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_login_is_refused(run: Run, secured: SecuredBroker, topic: str, mechanism: str) -> None:
+    """kafkajs does not read the error of OAUTHBEARER, and meets a closed connection."""
+    settings = secured.client(mechanism, is_wrong=True)
+    with pytest.raises(AssertionError, match=r"(?i)authentication|closed connection"):
+        run(topic, "session", "0", address=secured.broker.bootstrap, security=settings)
+
+
+def test_a_user_without_an_acl(run: Run, secured: SecuredBroker, topic: str) -> None:
+    settings = secured.client("SCRAM-SHA-512", "eve")
+    with pytest.raises(AssertionError, match=r"(?i)authoriz"):
+        run(topic, "session", "0", address=secured.broker.bootstrap, security=settings)
+
+
+def test_acls(run: Run, secured: SecuredBroker, topic: str) -> None:
+    settings = secured.client("SCRAM-SHA-256")
+    assert run(topic, "acls", address=secured.broker.bootstrap, security=settings) == [
+        {"created": True},
+        {"described": [[topic, ["User:eve"]]]},
+        {"deleted": [1]},
     ]

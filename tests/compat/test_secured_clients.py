@@ -9,6 +9,7 @@ import pytest
 
 from onceflow.broker.config import Endpoint, SecurityConfig
 from tests.broker.driven_broker import InnerBroker
+from tests.broker.security.tokens import new_key, public, sign, write_keys
 from tests.client.tls import Authority
 from tests.compat.conftest import CLIENT_VERSIONS, kafka_jars, tool
 from tests.compat.java_programs import environment
@@ -20,6 +21,11 @@ PASSWORD = "correct horse"
 LOGIN = "org.apache.kafka.common.security.{}LoginModule required"
 MODULES = {"PLAIN": "plain.Plain", "SCRAM-SHA-256": "scram.Scram", "SCRAM-SHA-512": "scram.Scram"}
 NAMES = {"PLAINTEXT": "PLAINTEXT", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL", "MUTUAL": "SSL"}
+
+
+OAUTH = "org.apache.kafka.common.security.oauthbearer"
+ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+KEY = new_key()
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,28 @@ class Secured:
         if name == "ConsoleProducer" and not list(self.jars.glob("kafka-tools-4*")):
             package = "kafka.tools"  # before Kafka 4
         address = ("--bootstrap-server", self.broker.addresses[listener])
-        command = ["java", "-cp", f"{self.jars}/*", f"{package}.{name}", *address, *words]
+        command = ["java", f"-D{ALLOWED_URLS}={self.token_url}", "-cp", f"{self.jars}/*", f"{package}.{name}"]
+        command += [*address, *words]
         return subprocess.run(
             command, input=given, capture_output=True, text=True, env=environment(), timeout=90, check=False
+        )
+
+    @property
+    def token_url(self) -> str:
+        """The only URL from which Kafka's clients may read a token."""
+        return (self.directory / "token").as_uri()
+
+    def bearer(self, token: str) -> str:
+        """Write the token and a client.properties; return its path."""
+        path = self.directory / "token"
+        path.touch(0o600)
+        path.write_text(token)
+        return self.settings(
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_jaas_config=f"{LOGIN.format('oauthbearer.OAuthBearer')};",
+            sasl_login_callback_handler_class=f"{OAUTH}.OAuthBearerLoginCallbackHandler",
+            sasl_oauthbearer_token_endpoint_url=self.token_url,
         )
 
     def settings(self, **given: str) -> str:
@@ -73,9 +98,11 @@ def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     jars = kafka_jars(request.param)
     directory = tmp_path_factory.mktemp(f"secured-{request.param}")
     authority = Authority(directory)
+    write_keys(directory / "jwks.json", public(KEY, kid="one"))
     security = SecurityConfig(
         key_store_file=str(authority.issue(HOST)),
-        sasl_mechanisms=tuple(MODULES),
+        sasl_mechanisms=(*MODULES, "OAUTHBEARER"),
+        bearer_keys_file=str(directory / "jwks.json"),
         plain_passwords={"ada": PASSWORD},
         reauthentication_ms_max=3_000,
     )
@@ -104,6 +131,15 @@ def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_java_clients_with_sasl(secured: Secured, listener: str, mechanism: str) -> None:
     settings = secured.sasl(listener, mechanism)
     assert secured.round_trip(listener, settings, f"{listener}-{mechanism}") == ["a", "b"]
+
+
+def test_java_clients_with_a_token(secured: Secured) -> None:
+    """Kafka's login handler reads the token from a file, and our key set verifies it."""
+    assert secured.round_trip("SASL_PLAINTEXT", secured.bearer(sign(KEY)), "token") == ["a", "b"]
+    wrong = secured.bearer(sign(new_key()))
+    refused = secured.run("TopicCommand", "SASL_PLAINTEXT", "--command-config", wrong, "--list")
+    assert refused.returncode == 1
+    assert "invalid_token" in refused.stdout + refused.stderr
 
 
 def test_java_clients_with_a_certificate(secured: Secured) -> None:

@@ -43,7 +43,7 @@ func check(err error) {
 }
 
 func client(options ...kgo.Opt) *kgo.Client {
-	created, err := kgo.NewClient(append(options, kgo.SeedBrokers(bootstrap))...)
+	created, err := kgo.NewClient(append(append(options, security()...), kgo.SeedBrokers(bootstrap))...)
 	check(err)
 	return created
 }
@@ -336,6 +336,7 @@ func administer() {
 }
 
 func main() {
-	cases := map[string]func(){"records": roundTrip, "group": group, "transactions": transactions, "admin": administer}
+	cases := map[string]func(){"records": roundTrip, "group": group, "transactions": transactions, "admin": administer,
+		"session": session, "acls": acls}
 	cases[os.Args[3]]()
 }

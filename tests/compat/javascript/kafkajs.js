@@ -1,5 +1,7 @@
 // kafkajs.js BOOTSTRAP TOPIC CASE: one JSON object a line.
-const { CompressionCodecs, CompressionTypes, Kafka, ConfigResourceTypes, logLevel } = require("kafkajs");
+const fs = require("fs");
+const kafkajs = require("kafkajs");
+const { CompressionCodecs, CompressionTypes, Kafka, ConfigResourceTypes, logLevel } = kafkajs;
 const LZ4 = require("kafkajs-lz4");
 const { ZstdCodec } = require("zstd-codec");
 
@@ -13,12 +15,24 @@ CompressionCodecs[CompressionTypes.ZSTD] = () => ({
 const withZstd = (work) =>
   new Promise((resolve) => ZstdCodec.run(({ Simple }) => resolve(Buffer.from(work(new Simple())))));
 
+// TLS and SASL of a broker that requires them.
+function security() {
+  if (!process.env.COMPAT_SECURITY) return {};
+  const { trusted, mechanism, user, secret } = JSON.parse(process.env.COMPAT_SECURITY);
+  const login =
+    mechanism === "OAUTHBEARER"
+      ? { oauthBearerProvider: async () => ({ value: secret }) }
+      : { username: user, password: secret };
+  const quick = { retry: { retries: 1 }, reauthenticationThreshold: 500 };
+  return { ssl: { ca: [fs.readFileSync(trusted)] }, sasl: { mechanism: mechanism.toLowerCase(), ...login }, ...quick };
+}
+
 const RECORDS = 200;
 const PARTITIONS = 4;
 const RECORDS_A_STEP = 30;
 const WAIT_MS = 30000;
 const [bootstrap, topic, name, codec] = process.argv.slice(2);
-const kafka = new Kafka({ clientId: "kafkajs", brokers: [bootstrap], logLevel: logLevel.ERROR });
+const kafka = new Kafka({ clientId: "kafkajs", brokers: [bootstrap], logLevel: logLevel.ERROR, ...security() });
 const admin = kafka.admin();
 
 const print = (fields) => console.log(JSON.stringify(fields));
@@ -47,6 +61,39 @@ async function consumer(topics, settings = {}) {
 }
 
 const cases = {
+  // The session ends between the two records; `codec` is the time between them.
+  async session() {
+    await create(topic, 1);
+    const producer = kafka.producer();
+    await producer.connect();
+    await producer.send({ topic, messages: [{ value: "before" }] });
+    await new Promise((resolve) => setTimeout(resolve, Number(codec)));
+    await producer.send({ topic, messages: [{ value: "after" }] });
+    await producer.disconnect();
+    const running = await consumer([topic]);
+    await until(() => running.seen.length === 2, "both records");
+    print({ values: running.seen.map((each) => text(each.value)) });
+    await running.disconnect();
+  },
+
+  async acls() {
+    const { AclResourceTypes, AclOperationTypes, AclPermissionTypes, ResourcePatternTypes } = kafkajs;
+    const acl = {
+      resourceType: AclResourceTypes.TOPIC,
+      resourceName: topic,
+      resourcePatternType: ResourcePatternTypes.PREFIXED,
+      principal: "User:eve",
+      host: "*",
+      operation: AclOperationTypes.READ,
+      permissionType: AclPermissionTypes.ALLOW,
+    };
+    print({ created: await admin.createAcls({ acl: [acl] }) });
+    const described = await admin.describeAcls(acl);
+    print({ described: described.resources.map((each) => [each.resourceName, each.acls.map((one) => one.principal)]) });
+    const deleted = await admin.deleteAcls({ filters: [acl] });
+    print({ deleted: deleted.filterResponses.map((each) => each.matchingAcls.length) });
+  },
+
   async records() {
     await create(topic, 2);
     const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 });
