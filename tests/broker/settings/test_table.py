@@ -267,6 +267,22 @@ def test_kafkas_login_modules_of_scram_are_accepted() -> None:
     assert resolved.notes == [f"{name}: the users of SCRAM are in the metadata log"]
 
 
+def test_kafkas_login_modules_of_tokens_are_accepted() -> None:
+    prefix, package = "listener.name.sasl_ssl.oauthbearer.sasl.", "org.apache.kafka.common.security.oauthbearer"
+    given = {
+        "listeners": "SASL_SSL://h:1",
+        "sasl.enabled.mechanisms": "OAUTHBEARER",
+        "sasl.oauthbearer.jwks.endpoint.url": "file:///keys",
+        f"{prefix}jaas.config": f"{package}.OAuthBearerLoginModule required ;",
+        f"{prefix}server.callback.handler.class": f"{package}.OAuthBearerValidatorCallbackHandler",
+    }
+    notes = resolve(Source(DATA | given)).notes
+    assert len(notes) == 2 and all("has what validates tokens" in note for note in notes)
+    given[f"{prefix}server.callback.handler.class"] = "com.example.Handler"
+    with pytest.raises(SettingRefused, match=r"=com.example.Handler is not org.apache.*: other callback handlers are"):
+        resolve(Source(DATA | given))
+
+
 def test_tokens_need_a_validator() -> None:
     given = {"listeners": "SASL_SSL://h:1", "sasl.enabled.mechanisms": "OAUTHBEARER"}
     with pytest.raises(SettingRefused, match=r"SASL_SSL: OAUTHBEARER needs .*jwks.* or sasl\.oauthbearer\.validator"):

@@ -16,6 +16,12 @@ from onceflow.broker.settings.setting import Setting
 
 PREFIX = "listener.name."
 NO_LIMITS = ListenerLimits()
+VALIDATORS = tuple(
+    f"org.apache.kafka.common.security.oauthbearer.{place}OAuthBearerValidatorCallbackHandler"
+    for place in ("", "secured.")
+)
+"""Kafka's handler that verifies tokens by a key set, by both of its names."""
+_BEARER_LOGIN = re.compile(r"listener\.name\..+\.oauthbearer\.sasl\.(jaas\.config|server\.callback\.handler\.class)")
 
 
 def own_setting(name: str) -> tuple[str, Setting] | None:
@@ -80,6 +86,26 @@ def _security(config: BrokerConfig, listener: str, overrides: Mapping[str, objec
         # KIP-684: clients of SASL present certificates only to a listener that asks for them itself.
         own = {"client_auth": "none"} | own
     return replace(config.security, **own)
+
+
+def note_of_kafkas_login(name: str, text: str) -> str | None:
+    """Return the note on a setting that Kafka needs for a mechanism and this broker does not; None for any other.
+
+    Raises SettingRefused for a callback handler that is not Kafka's own.
+    """
+    if is_scram_login(name):
+        return f"{name}: the users of SCRAM are in the metadata log"
+    match = _BEARER_LOGIN.fullmatch(name)
+    if match is None:
+        return None
+    if match[1] == "server.callback.handler.class" and text.strip() not in VALIDATORS:
+        raise SettingRefused(f"{name}={text} is not {VALIDATORS[0]}: other callback handlers are Java classes")
+    return f"{name}: {JWKS_URL} or sasl.oauthbearer.validator has what validates tokens"
+
+
+def is_kafkas_login(name: str) -> bool:
+    """Return whether Kafka needs this setting for a mechanism, and this broker does not."""
+    return is_scram_login(name) or _BEARER_LOGIN.fullmatch(name) is not None
 
 
 def is_scram_login(name: str) -> bool:

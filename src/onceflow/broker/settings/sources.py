@@ -16,7 +16,9 @@ from onceflow.broker.settings.connections import check_address_limits
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.listener_settings import (
+    is_kafkas_login,
     is_scram_login,
+    note_of_kafkas_login,
     own_setting,
     settings_of_no_listener,
     with_own_settings,
@@ -100,7 +102,7 @@ def _require_known(source: Source) -> None:
 
 def _is_known(name: str) -> bool:
     has_effect = name in SETTINGS or without_prefix(name) in FIXED or own_setting(name) is not None
-    return has_effect or is_scram_login(name) or reason_of(name, WITHOUT_EFFECT) is not None
+    return has_effect or is_kafkas_login(name) or reason_of(name, WITHOUT_EFFECT) is not None
 
 
 def _nearest(name: str, spell: Callable[[str], str]) -> str:
@@ -137,8 +139,8 @@ def _notes(source: Source) -> Iterable[str]:
             yield f"{name}={value} is always the case here: {reason}"
         elif name in ("listeners", "advertised.listeners") and "CONTROLLER://" in text.upper():
             yield f"{name}={text}: nothing listens as CONTROLLER: {WITHOUT_EFFECT['controller.']}"
-        elif is_scram_login(name):
-            yield f"{name}: the users of SCRAM are in the metadata log"
+        elif (note := note_of_kafkas_login(name, text)) is not None:
+            yield note
         elif name not in SETTINGS and own_setting(name) is None:
             yield f"{name}={text} has no effect: {reason_of(name, WITHOUT_EFFECT)}"
 
