@@ -233,17 +233,12 @@ class Listener:
             self._forget,
         )
         tls = listening.tls
-        try:
-            if tls is not None:
-                connection: Connection = TlsConnection(TlsSocket(client, tls.context), tls, *arguments, self._newcomers)
-            elif listening.has_sasl:
-                connection = NewcomerConnection(client, *arguments, self._newcomers)
-            else:
-                connection = Connection(client, *arguments)
-        except OSError:
-            # The client has disconnected already.
-            client.close()
-            return
+        if tls is not None:
+            connection: Connection = TlsConnection(TlsSocket(client, tls.context), tls, *arguments, self._newcomers)
+        elif listening.has_sasl:
+            connection = NewcomerConnection(client, *arguments, self._newcomers)
+        else:
+            connection = Connection(client, *arguments)
         self._limits.opened(name, host)
         self._connections.add(connection)
         self._accepted_total += 1

@@ -1,8 +1,9 @@
 """A connection with TLS: a handshake first, then frames as on every other connection.
 
-OpenSSL reads from the socket and decrypts a record of up to 16 KiB at a time. What does not fit into the receive buffer
-stays in OpenSSL, where the event loop cannot see it, so the connection continues to read by itself. A slice of a
-segment is read in chunks and encrypted: sendfile would send it in clear text.
+OpenSSL reads from a socket until there is data. Records without data, such as key updates, would hold the event loop
+for as long as a client sends them. So the encrypted bytes go through memory, a limited number in a turn. Data that does
+not fit into the receive buffer stays there, where the event loop cannot see it, so the connection continues to read by
+itself. A slice of a segment is read in chunks and encrypted: sendfile would send it in clear text.
 """
 
 import contextlib
@@ -16,62 +17,133 @@ from onceflow.broker.network.reply import SendingSlice
 from onceflow.broker.security.tls import ListenerTls, UnmappedName
 
 FILE_CHUNK_BYTES = 128 * 1024
+RECORD_BYTES_MAX = 5 + 16 * 1024 + 2048
+"""Largest encrypted record, with its header (RFC 5246, section 6.2.3)."""
+STEPS_PER_READ = 128
+"""Records received and decrypted in one turn of the loop: one of a single byte costs as much as one of 16 KiB."""
+ENCRYPTED_BYTES = 64 * 1024
+"""Data encrypted at once."""
+UNSENT_BYTES_MAX = 256 * 1024
+"""Encrypted bytes that wait until the client reads: data, and the responses to key updates."""
 
 
 class TlsSocket:
     """The server's end of a TLS connection, with the non-blocking methods of a socket that `Connection` calls."""
 
-    __slots__ = ("_encrypted",)
+    __slots__ = ("_accepted_bytes", "_encrypted", "_incoming", "_outgoing", "_socket", "_unsent")
 
     def __init__(self, client: socket.socket, context: ssl.SSLContext) -> None:
-        """Own the client's socket. Raises OSError if the client has disconnected."""
-        self._encrypted = context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        """Own the client's socket."""
+        self._socket = client
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._encrypted = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._unsent = memoryview(b"")
+        self._accepted_bytes = 0
+        """Size of the data that was encrypted, until all of it is sent."""
 
     def do_handshake(self) -> None:
         """Continue the handshake. Raises SSLWantReadError, SSLWantWriteError and OSError."""
-        self._encrypted.do_handshake()
+        with contextlib.suppress(BlockingIOError):
+            self._receive()
+        try:
+            self._encrypted.do_handshake()
+        except ssl.SSLWantReadError:
+            if self._flush():
+                raise
+        except ssl.SSLError:
+            self._flush()
+            raise
+        else:
+            if self._flush():
+                return
+        raise ssl.SSLWantWriteError
 
     def certificate(self) -> bytes | None:
         """Return the client's certificate, which was verified, in DER."""
         return self._encrypted.getpeercert(binary_form=True)
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Read until the buffer is full or nothing is left; return the number of bytes, 0 after the client's end."""
-        count = 0
+        """Read some records; return the number of bytes, 0 after the client's end.
+
+        Raises OSError for a client whose records have no data.
+        """
+        count = received_bytes = 0
         try:
-            while count < len(buffer):
-                read_bytes = self._encrypted.recv_into(buffer[count:])
-                if not read_bytes:
+            for _step in range(STEPS_PER_READ):
+                if count == len(buffer):
                     break
+                try:
+                    read_bytes = cast(int, self._encrypted.read(len(buffer) - count, cast(bytearray, buffer[count:])))
+                except ssl.SSLWantReadError:
+                    self._flush()
+                    if received_bytes >= RECORD_BYTES_MAX:
+                        raise OSError(f"{received_bytes} bytes of TLS records without data") from None
+                    if received_bytes:
+                        break
+                    received_bytes = self._receive()
+                    continue
+                received_bytes = 0
                 count += read_bytes
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            if not count:
-                raise BlockingIOError from error
+                if not read_bytes:
+                    return count
+        except ssl.SSLEOFError:
+            return count
+        except BlockingIOError:
+            pass
+        if not count:
+            raise BlockingIOError
         return count
 
+    def _receive(self) -> int:
+        """Receive encrypted bytes, about a record; return their number. Raises BlockingIOError."""
+        received = self._socket.recv(RECORD_BYTES_MAX)
+        if received:
+            self._incoming.write(received)
+        else:
+            self._incoming.write_eof()
+        return len(received)
+
     def pending(self) -> int:
-        """Return how many decrypted bytes are unread."""
-        return self._encrypted.pending()
+        """Return how many received bytes are unread."""
+        return self._encrypted.pending() + self._incoming.pending
 
     def send(self, data: bytes | memoryview, _flags: int = 0) -> int:
-        """Encrypt and send the first part of the data; return its size."""
-        try:
-            return self._encrypted.send(data) if data else 0
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            raise BlockingIOError from error
+        """Encrypt and send the first part of the data; return its size. Raises BlockingIOError.
+
+        A part that is not sent to its end is encrypted: the next call continues with it, and needs the same data.
+        """
+        if data and not self._accepted_bytes and self._flush():
+            self._accepted_bytes = self._encrypted.write(memoryview(data)[:ENCRYPTED_BYTES])
+        if not self._flush():
+            raise BlockingIOError
+        count, self._accepted_bytes = self._accepted_bytes, 0
+        return count
+
+    def _flush(self) -> bool:
+        """Send encrypted bytes; return whether all are sent."""
+        if self._outgoing.pending:
+            self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
+        if len(self._unsent) > UNSENT_BYTES_MAX:
+            raise OSError(f"{len(self._unsent)} bytes of TLS records are unread")
+        if self._unsent:
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        return not self._unsent
 
     def fileno(self) -> int:
-        return self._encrypted.fileno()
+        return self._socket.fileno()
 
     def close_descriptor(self) -> None:
         """Close the descriptor alone: nothing is sent."""
-        os.close(self._encrypted.detach())
+        os.close(self._socket.detach())
 
     def close(self) -> None:
         """Send the end of the TLS connection, if that is possible at once, and close the socket."""
         with contextlib.suppress(OSError, ValueError):
             self._encrypted.unwrap()
-        self._encrypted.close()
+        with contextlib.suppress(OSError):
+            self._flush()
+        self._socket.close()
 
 
 class TlsConnection(NewcomerConnection):
