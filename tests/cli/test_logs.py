@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from onceflow.cli.logs import JsonLines
+from onceflow.cli.logs import TEXT_LAYOUT, JsonLines, TextLines
+from onceflow.testing import BrokerProcess
+from tests.broker.raw_client import RawClient, batch_of
 from tests.end_to_end.pipeline import ONCEFLOW
 
 
@@ -51,6 +53,26 @@ def test_a_broker_logs_json(tmp_path: Path) -> None:
     assert broker.returncode == 0
     assert {entry["level"] for entry in logged} <= {"info", "warning"}
     assert any("foreign-0" in entry["message"] and entry["logger"].startswith("onceflow.broker") for entry in logged)
+
+
+def test_a_message_is_one_line() -> None:
+    """No name can forge another entry of the log, or control the terminal that shows it."""
+    for name in ("x\n2026-01-01 00:00:00,000 ERROR forged", "\r\x1b[2Jx", "x\u2028forged\x85", "t\tab\x7f"):
+        record = logging.LogRecord("a.b", logging.INFO, "f.py", 1, "topic %s", (name,), None)
+        assert TextLines(TEXT_LAYOUT).format(record).isprintable()
+    record = logging.LogRecord("a.b", logging.INFO, "f.py", 1, "Zoë's C:\\topic", (), None)
+    assert TextLines("%(message)s").format(record) == "Zoë's C:\\topic"
+
+
+def test_clients_cannot_forge_entries(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker:
+        client = RawClient(broker.bootstrap)
+        client.send_batch("x\n2026-01-01 00:00:00,000 ERROR forged", 0, batch_of(b"x"), acks=0)
+        assert client.receive_frame() == b""
+        client.close()
+        log = broker.log_path.read_text()
+    assert "topic x\\n2026-01-01" in log
+    assert "\n2026-01-01" not in log
 
 
 def test_an_exception_has_its_stack_trace() -> None:

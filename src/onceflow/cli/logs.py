@@ -12,7 +12,19 @@ JSON = "json"
 FORMATS = ("text", JSON)
 TEXT_LAYOUT = "%(asctime)s %(levelname)s %(message)s"
 
+CONTROL_CHARACTERS = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+"""Characters that end a line or control a terminal → how they are written."""
+
 logger = logging.getLogger(__name__)
+
+
+class TextLines(logging.Formatter):
+    """One line per message, with control characters escaped: a client may choose a part of it, such as a name."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Return the line of a record without its stack trace."""
+        record.message = record.message.translate(CONTROL_CHARACTERS)
+        return super().formatMessage(record)
 
 
 class JsonLines(logging.Formatter):
@@ -32,17 +44,21 @@ class JsonLines(logging.Formatter):
 
 
 def use_format(_context: click.Context, _parameter: click.Parameter, name: str) -> None:
-    """Log as JSON if that is the format: notes and errors of the command too."""
+    """Log as JSON if that is the format: notes and errors of the command too; otherwise as text, a line per message."""
     if name == JSON:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(JsonLines())
         logging.basicConfig(handlers=[handler], level=logging.WARNING)
         logging.getLogger("onceflow").setLevel(logging.INFO)
+    elif logging.lastResort is not None:
+        logging.lastResort.setFormatter(TextLines())
 
 
 def use_text_with_times() -> None:
     """Log with times from INFO on, unless the format is JSON; for servers."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=TEXT_LAYOUT)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextLines(TEXT_LAYOUT))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def is_json() -> bool:
