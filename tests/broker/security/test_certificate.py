@@ -2,6 +2,7 @@
 
 import datetime
 import ssl
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -11,7 +12,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onceflow.broker.config import SecurityConfig
 from onceflow.broker.security.certificate import MalformedCertificate, read_certificate
+from onceflow.broker.security.tls import ListenerTls, UnmappedName
+from tests.client.tls import Authority
 
 NAME = x509.NameOID
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -79,3 +83,13 @@ def test_damage_is_read_or_refused(position: int, byte: int) -> None:
 def test_a_cut_certificate_is_refused(size: int) -> None:
     with pytest.raises(MalformedCertificate):
         read_certificate(CERTIFICATE[:size])
+
+
+def test_long_names_have_no_principal(tmp_path: Path) -> None:
+    """A pattern with `.*` twice needs the square of the name's length."""
+    key_store = Authority(tmp_path).issue("127.0.0.1")
+    tls = ListenerTls("A", SecurityConfig(key_store_file=str(key_store)))
+    unit = part((NAME.ORGANIZATIONAL_UNIT_NAME, "," * 64))
+    assert len(tls.principal(certificate(*[unit] * 31)).name) == 31 * 132 - 1
+    with pytest.raises(UnmappedName, match="the client's name has 4223 characters, more than 4096"):
+        tls.principal(certificate(*[unit] * 32))

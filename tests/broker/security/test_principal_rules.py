@@ -21,6 +21,10 @@ SERVICE = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
         (r"RULE:^CN=(.*?),.*$/a\/\$1/", SERVICE, "a/$1"),
         (r"RULE:^CN=(.{1,9}?),.*$/$1/", SERVICE, "Duke"),
         ("RULE:.*/x/", SERVICE, "xx"),
+        (r"RULE:^CN=(\w+)$/$1/L", "CN=Duke", "duke"),
+        (r"RULE:^CN=(\w+)$/$1/L", "CN=Dükë", None),
+        (r"RULE:^CN=(\d+)$/$1/", "CN=\u0664", None),
+        (r"RULE:(?i)^CN=(k.*)$/$1/", "CN=\u212aate", None),
         ("", SERVICE, None),
     ],
 )

@@ -2,7 +2,7 @@
 
 A list separated by commas of `DEFAULT` (the name itself) and `RULE:PATTERN/REPLACEMENT/[LU]`, where L and U convert to
 lower and upper case. The first rule that matches the whole name applies
-(org.apache.kafka.common.security.ssl.SslPrincipalMapper).
+(org.apache.kafka.common.security.ssl.SslPrincipalMapper). As in Java, `\\w`, `\\d`, `\\s` and `\\b` mean ASCII.
 """
 
 import re
@@ -61,7 +61,7 @@ def parse_rules(text: str) -> Sequence[Rule]:
             rules.append(Rule())
             continue
         try:
-            rules.append(Rule(re.compile(match[1]), match[2], match[3]))
+            rules.append(Rule(re.compile(match[1], re.ASCII), match[2], match[3]))
         except re.error as error:
             raise ValueError(f"has an invalid pattern: {match[1]}: {error}") from error
     return rules

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 BEGIN_CERTIFICATE, END_CERTIFICATE = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+NAME_CHARACTERS_MAX = 4096
+"""Length of a client's name: a pattern of the mapping rules may need its square."""
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----")
 
 
@@ -60,9 +62,11 @@ class ListenerTls:
             subject = read_certificate(der).subject
         except MalformedCertificate as error:
             raise UnmappedName(f"the client's certificate is {error}") from error
+        if len(subject) > NAME_CHARACTERS_MAX:
+            raise UnmappedName(f"the client's name has {len(subject)} characters, more than {NAME_CHARACTERS_MAX}")
         name = map_name(self._rules, subject)
         if name is None:
-            raise UnmappedName(f"no rule of ssl.principal.mapping.rules matches the client's name {subject}")
+            raise UnmappedName(f"no rule of ssl.principal.mapping.rules matches the client's name {subject!r}")
         return KafkaPrincipal("User", name)
 
     def reload_if_changed(self) -> None:
