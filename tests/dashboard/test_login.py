@@ -162,23 +162,54 @@ def test_forms_that_are_none(base: str) -> None:
     assert get(base, "/logout", bearer(TOKEN))[0] == 405
 
 
+def connection_from(address: str) -> HTTPConnection:
+    return HTTPConnection({"type": "http", "headers": [], "client": (address, 1)})
+
+
 def test_failed_attempts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "FAILURE_S", 3_600.0)
-
-    def connection(address: str) -> HTTPConnection:
-        return HTTPConnection({"type": "http", "headers": [], "client": (address, 1)})
+    now_s = 0.0
 
     async def scenario() -> None:
-        login, attacker = TokenLogin(TOKEN), connection("10.0.0.1")
-        attempts = [asyncio.create_task(login.is_token("x", attacker)) for _ in range(logins.WAITING_OF_ADDRESS_MAX)]
+        nonlocal now_s
+        login = TokenLogin(TOKEN, monotonic_s=lambda: now_s)
+        attackers = ["10.0.0.1"] * 3 + ["2001:db8::1", "2001:db8::2", "2001:db8::ffff:3"]
+        attempts = [asyncio.create_task(login.is_token("x", connection_from(address))) for address in attackers]
         await asyncio.sleep(0)
-        with pytest.raises(TooManyAttempts):
-            await login.is_token(TOKEN, attacker)
-        assert await login.is_token(TOKEN, connection("10.0.0.2"))
+        assert not any(attempt.done() for attempt in attempts)
         for attempt in attempts:
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
-        assert await login.is_token(TOKEN, attacker)
+        for address in ("10.0.0.1", "2001:db8::4"):
+            with pytest.raises(TooManyAttempts):
+                await login.is_token(TOKEN, connection_from(address))
+        for address in ("10.0.0.2", "2001:db8:0:1::1", "::ffff:10.0.0.3", "fe80::1%eth0"):
+            assert await login.is_token(TOKEN, connection_from(address))
+        now_s = 3_600.0
+        assert await login.is_token(TOKEN, connection_from("10.0.0.1"))
+
+    run_apart(scenario())
+
+
+def test_attackers_cannot_lock_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures from many addresses fill all places of waiting responses; the right token is read nevertheless."""
+    monkeypatch.setattr(logins, "FAILURE_S", 3_600.0)
+
+    async def scenario() -> None:
+        login = TokenLogin(TOKEN)
+        attempts = [
+            asyncio.create_task(login.is_token("x", connection_from(f"10.0.{number // 250}.{number % 250}")))
+            for number in range(logins.FAILURES_MAX - 1)
+        ]
+        await asyncio.sleep(0)
+        assert sum(not attempt.done() for attempt in attempts) == logins.WAITING_MAX
+        assert await login.is_token(TOKEN, connection_from("10.9.0.1"))
+        assert not await login.is_token("x", connection_from("10.9.0.2"))
+        with pytest.raises(TooManyAttempts):
+            await login.is_token(TOKEN, connection_from("10.9.0.1"))
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
 
     run_apart(scenario())
 

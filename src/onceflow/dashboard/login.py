@@ -1,8 +1,8 @@
 """Login: a token, as a bearer token or by a form that sets a cookie; or a user whom a reverse proxy names.
 
 A cookie is a time of expiry with its HMAC, whose key is derived from the token. So it survives a restart of the
-server, and another token ends all sessions. A failed attempt gets its response after a second, and few may wait at a
-time; until then further attempts of the same address are refused unread.
+server, and another token ends all sessions. A failed attempt gets its response after a second. An address with several
+failures within that time is refused unread; the token of any other address is always read.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import ipaddress
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -25,8 +25,12 @@ SESSION_S = 30 * 24 * 3_600
 FAILURE_S = 1.0
 """Delay of the response to a failed attempt."""
 WAITING_MAX = 100
-WAITING_OF_ADDRESS_MAX = 3
-"""Maximum of the failed attempts that wait, of all addresses and of one."""
+"""Responses to failed attempts that wait at a time; beyond it they are sent at once."""
+FAILURES_OF_ADDRESS_MAX = 3
+FAILURES_MAX = 10_000
+"""Failures within FAILURE_S, of one address and of all; beyond them attempts are refused unread."""
+IPV6_NETWORK_BITS = 64
+"""Bits of the network of one client; it may use every address in it."""
 TOKEN_LENGTH_MIN, TOKEN_LENGTH_MAX = 16, 256
 _DIGITS_MAX = 12
 
@@ -65,16 +69,43 @@ class NoLogin(Login):
 NO_LOGIN = NoLogin()
 
 
+class _Failures:
+    """Addresses of the latest failed attempts."""
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self._clock_s = clock_s
+        self._latest: deque[tuple[float, str]] = deque()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, client: str) -> None:
+        """Count a failure."""
+        self._latest.append((self._clock_s(), client))
+        self._counts[client] += 1
+
+    def are_too_many(self, client: str) -> bool:
+        """Return whether the client must wait until its failures, or those of all, are older than FAILURE_S."""
+        oldest_s = self._clock_s() - FAILURE_S
+        while self._latest and self._latest[0][0] <= oldest_s:
+            _at_s, past = self._latest.popleft()
+            self._counts[past] -= 1
+            if not self._counts[past]:
+                del self._counts[past]
+        return self._counts[client] >= FAILURES_OF_ADDRESS_MAX or len(self._latest) >= FAILURES_MAX
+
+
 class TokenLogin(Login):
     """Access with a token."""
 
     kind = "token"
 
-    def __init__(self, token: str, clock_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, token: str, clock_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._token = token.encode()
         self._key = hashlib.sha256(b"onceflow dashboard\0" + self._token).digest()
         self._clock_s = clock_s
-        self._waiting: Counter[str] = Counter()
+        self._failures = _Failures(monotonic_s)
+        self._waiting = 0
 
     async def is_allowed(self, connection: HTTPConnection) -> bool:
         """Return whether the request has the token, or a cookie that is not expired."""
@@ -86,17 +117,18 @@ class TokenLogin(Login):
     async def is_token(self, token: str, connection: HTTPConnection) -> bool:
         """Return whether this is the token; if it is not, after a delay. Raises TooManyAttempts."""
         address = connection.client.host if connection.client else ""
-        if self._waiting[address] >= WAITING_OF_ADDRESS_MAX or self._waiting.total() >= WAITING_MAX:
+        client = _client_of(address)
+        if self._failures.are_too_many(client):
             raise TooManyAttempts(f"{address} has failed to log in too often within a second")
         if hmac.compare_digest(token.encode(errors="replace"), self._token):
             return True
-        self._waiting[address] += 1
-        try:
-            await asyncio.sleep(FAILURE_S)
-        finally:
-            self._waiting[address] -= 1
-            if not self._waiting[address]:
-                del self._waiting[address]
+        self._failures.add(client)
+        if self._waiting < WAITING_MAX:
+            self._waiting += 1
+            try:
+                await asyncio.sleep(FAILURE_S)
+            finally:
+                self._waiting -= 1
         return False
 
     def session(self) -> str:
@@ -139,6 +171,17 @@ class ProxyLogin(Login):
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
         return any(address in proxy for proxy in self._proxies)
+
+
+def _client_of(address: str) -> str:
+    """Return the address, or the network of an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address) or parsed.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((parsed, IPV6_NETWORK_BITS), strict=False))
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
