@@ -38,6 +38,20 @@ def test_new_directory_keeps_its_cluster_id(tmp_path: Path) -> None:
     assert {line.partition("=")[0] for line in lines} == {"version", "cluster.id", "node.id", "directory.id"}
 
 
+def test_new_directory_is_its_owners(tmp_path: Path) -> None:
+    """The records and the keys of users are in it; the mode of an existing directory stays."""
+    before = os.umask(0o022)
+    try:
+        open_directory(tmp_path / "parent" / "new").close(clean=True)
+        (tmp_path / "old").mkdir()
+        open_directory(tmp_path / "old").close(clean=True)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "parent", *tmp_path.rglob("new"))}
+    assert modes == {"parent": 0o755, "new": 0o700}
+    assert (tmp_path / "old").stat().st_mode & 0o777 == 0o755
+
+
 def test_failing_disk_does_not_report_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name in a damaged directory is not free: otherwise the log's start would be forgotten and overwritten."""
     directory = open_directory(tmp_path / "data")

@@ -29,6 +29,8 @@ from onceflow.wire import TopicPartition
 
 logger = logging.getLogger(__name__)
 
+OWNER_ONLY = 0o700
+"""Mode of a new data directory."""
 _LOCK_FILE = ".lock"
 _META_FILE = "meta.properties"
 _CLEAN_FILE = ".kafka_cleanshutdown"
@@ -129,12 +131,12 @@ class DataDirectory:
 
 
 def _make_directories(disk: Disk, path: Path) -> None:
-    """Create the directories; sync each new one's parent."""
+    """Create the directories; sync each new one's parent. The data has all records and the keys of users."""
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
             raise DataDirectoryRefused(f"{parent} is a file, not a directory; {Remedy.OTHER_DATA}")
-    os.makedirs(path, exist_ok=True)
+    os.makedirs(path, mode=OWNER_ONLY, exist_ok=True)
     for created in missing:
         disk.sync_directory(created.parent)
 
