@@ -34,6 +34,7 @@ from onceflow.broker.network.connection import Connection, Handle
 from onceflow.broker.network.listener import Listener, Serving
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import DecodedRequest, Request
+from onceflow.broker.network.throttling import timed_decoding
 from onceflow.broker.node import Node
 from onceflow.broker.security.permissions import WHOLE_REQUESTS
 from onceflow.broker.security.sasl import Validate
@@ -289,15 +290,22 @@ class Broker:
             return self._handle
         if header.api.key == apis.FETCH:
             return self._handle
-        body = yield from decode_request_in_steps(frame, header, elements_max=self.config.request_elements_max)
-        return partial(self._handle_decoded, header, body)
+        decoding = decode_request_in_steps(frame, header, elements_max=self.config.request_elements_max)
+        body, seconds = yield from timed_decoding(decoding)
+        return partial(self._handle_decoded, header, body, seconds)
 
     def _handle_decoded(
-        self, header: RequestHeader, body: Any, frame: memoryview, reply: Reply, connection: Connection
+        self,
+        header: RequestHeader,
+        body: Any,
+        decoding_seconds: float,
+        frame: memoryview,
+        reply: Reply,
+        connection: Connection,
     ) -> None:
         if self.node.throttling.quotas.counts and reply.limit is None:
-            handle = partial(self._handle_decoded, header, body)
-            self.node.throttling.handle(handle, frame, reply, connection)
+            handle = partial(self._handle_decoded, header, body, decoding_seconds)
+            self.node.throttling.handle(handle, frame, reply, connection, decoding_seconds=decoding_seconds)
             return
         self._serve(DecodedRequest(header, frame, reply, connection.peer_host, body=body), connection)
 

@@ -1,9 +1,10 @@
 """Quotas: which one applies, how usage becomes a throttle time, and its effect on a connection."""
 
+import itertools
 import random
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.broker.handlers.quotas import DEFAULT, EXACT, SPECIFIED
+from onceflow.broker.network import throttling
 from onceflow.broker.network.throttling import throttle_position
 from onceflow.broker.security.client_quotas import (
     CLIENT_ID,
@@ -309,6 +311,43 @@ def test_time_of_requests_is_limited(broker: Broker) -> None:
         alter(client, [(USER, None)], (REQUEST_PERCENTAGE, 1e-9))
         response = client.ask(apis.METADATA, 3, topics=(), allow_auto_topic_creation=False)
         assert response.throttle_time == timedelta(seconds=1), "the maximum is a window"
+
+
+def test_all_time_of_a_request_counts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is a millisecond later at each reading: each step of decoding and responding takes one."""
+    readings = itertools.count()
+    monkeypatch.setattr(throttling, "perf_counter", lambda: next(readings) / 1000)
+    percents: list[float] = []
+
+    def record(_usage: QuotaUsage, key: str, _user: str, _client_id: str, value: float) -> int:
+        percents.append(value if key == REQUEST_PERCENTAGE else 0)
+        return 0
+
+    monkeypatch.setattr(QuotaUsage, "record", record)
+    with connected(broker.bootstrap_servers) as client:
+        alter(client, [(USER, None)], (REQUEST_PERCENTAGE, 1))
+        for count, steps in ((1, 2), (100, 200), (1000, 2000)):
+            resources = [{"resource_type": 2, "resource_name": "t", "configuration_keys": ["x"]}] * count
+            client.ask(apis.DESCRIBE_CONFIGS, 1, resources=resources, include_synonyms=False)
+            assert steps <= 10 * percents[-1] <= 3 * steps + 5
+
+
+def test_decoding_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.count()
+    monkeypatch.setattr(throttling, "perf_counter", lambda: float(next(readings)))
+
+    def decoding() -> Generator[int, None, str]:
+        yield 7
+        yield 8
+        return "body"
+
+    steps: list[int] = []
+
+    def run() -> Generator[int, None, None]:
+        assert (yield from throttling.timed_decoding(decoding())) == ("body", 3.0)
+
+    steps += run()
+    assert steps == [7, 8]
 
 
 def mutate(broker: Broker, api_key: int, version: int, **fields: Any) -> tuple[ErrorCode, int]:

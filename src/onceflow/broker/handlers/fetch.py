@@ -189,7 +189,9 @@ class PendingFetch:
         elif not self._is_reading:
             self._is_reading = True
             self._node.deferred.add_large(
-                self._read_all_in_steps(), is_wanted=lambda: self._timer is not None, size_bytes=self._request_bytes
+                self._request.timed(self._read_all_in_steps()),
+                is_wanted=lambda: self._timer is not None,
+                size_bytes=self._request_bytes,
             )
 
     def _read_all_in_steps(self) -> Iterator[int]:

@@ -73,6 +73,10 @@ class Limit(Protocol):
     throttle_ms: int
     """Throttle time that its handler found."""
 
+    def timed(self, work: Iterator[int]) -> Iterator[int]:
+        """Return work on the request in the same steps, whose time counts."""
+        ...
+
     def throttled(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return the response as it is sent, with the throttle time, and throttle the connection."""
         ...

@@ -94,11 +94,16 @@ class Request:
     def in_slices(self, work: Iterator[int], done: Callable[[], None]) -> None:
         """Run `work` like `run_in_slices` while there is a client; close its connection if the work fails."""
         run_in_slices(
-            work,
+            self.timed(work),
             done,
             failed=lambda error: close_without_response(self.reply, error),
             is_wanted=lambda: self.reply.is_open,
         )
+
+    def timed(self, work: Iterator[int]) -> Iterator[int]:
+        """Return the work so that its time counts for the client's quota, if there are quotas."""
+        limit = self.reply.limit
+        return work if limit is None else limit.timed(work)
 
     def _begin(self, values: dict[str, Any]) -> tuple[bytearray, FieldWriter]:
         """Return the response up to its body, and the writer of the body."""

@@ -1,14 +1,16 @@
 """Throttling of connections by quotas, as Kafka's RequestHandlerHelper and ClientQuotaManager do it.
 
 A response is sent at once, with the time that its client should wait; the connection accepts no request meanwhile. The
-size of a Produce request counts, the size of a Fetch response, and the time that the event loop spends on a request. A
+size of a Produce request counts, the size of a Fetch response, and the time that the event loop spends on a request:
+on decoding a large one, on handling it, and on its response, also in later turns of the loop. A
 Fetch that exceeds its quota gets an empty response, and its size does not count. A Produce request counts and mutes
 when it arrives, not when it is acknowledged: those behind it would be accepted meanwhile, which wait for the same sync.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cache
 from time import perf_counter
+from typing import TypeVar
 
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.network.connection import Connection, Handle
@@ -53,6 +55,9 @@ LAST = frozenset((apis.PRODUCE, apis.API_VERSIONS))
 """APIs whose responses end with the throttle time. In others it comes first, in OffsetDelete after an error code."""
 
 
+_Decoded = TypeVar("_Decoded")
+
+
 @cache
 def throttle_position(api_key: int, version: int) -> int | None:
     """Return the position of the throttle time in a whole response, from its end if negative; None without one."""
@@ -64,6 +69,19 @@ def throttle_position(api_key: int, version: int) -> int | None:
     return SIZE_AND_CORRELATION_ID.size + is_flexible + (2 if api_key == apis.OFFSET_DELETE else 0)
 
 
+def timed_decoding(decoding: Generator[int, None, _Decoded]) -> Generator[int, None, tuple[_Decoded, float]]:
+    """Decode in the same steps; return also the seconds that they took."""
+    seconds = 0.0
+    while True:
+        began_s = perf_counter()
+        try:
+            work = next(decoding)
+        except StopIteration as end:
+            return end.value, seconds + perf_counter() - began_s
+        seconds += perf_counter() - began_s
+        yield work
+
+
 class Throttling:
     """Quotas, and their application to the requests of all connections."""
 
@@ -72,7 +90,9 @@ class Throttling:
         window_ms = config.quota_window_seconds * 1000
         self.usage = QuotaUsage(self.quotas, clock, samples=config.quota_samples, window_ms=window_ms)
 
-    def handle(self, handle: Handle, frame: memoryview, reply: Reply, connection: Connection) -> None:
+    def handle(
+        self, handle: Handle, frame: memoryview, reply: Reply, connection: Connection, *, decoding_seconds: float = 0.0
+    ) -> None:
         """Handle a request, and throttle its connection if a quota is exceeded."""
         try:
             api_key, version, correlation_id = REQUEST_HEADER.unpack_from(frame, 0)
@@ -86,7 +106,7 @@ class Throttling:
             return
         limited = _Limited(self.usage, connection, api_key, version, correlation_id, client_id or "", len(frame))
         reply.limit = limited
-        limited.begin()
+        limited.begin(decoding_seconds)
         handle(frame, reply, connection)
         limited.end()
 
@@ -101,6 +121,7 @@ class _Limited:
         "_client_id",
         "_connection",
         "_correlation_id",
+        "_is_handling",
         "_seconds",
         "_size_bytes",
         "_usage",
@@ -128,19 +149,34 @@ class _Limited:
         self.throttle_ms = 0
         self._bytes_ms = 0
         self._seconds = 0.0
+        self._is_handling = True
         self._began_s = perf_counter()
 
-    def begin(self) -> None:
-        """Count the size of a Produce request."""
+    def begin(self, decoding_seconds: float) -> None:
+        """Count the size of a Produce request, and the time of a decoded one."""
+        self._seconds = decoding_seconds
         if self._api_key == apis.PRODUCE:
             user = self._connection.principal.name
             self._bytes_ms = self._usage.record(PRODUCER_BYTE_RATE, user, self._client_id, self._size_bytes)
 
     def end(self) -> None:
         """Take the time of the handler, which may respond later; mute the connection of a Produce until then, too."""
-        self._seconds = perf_counter() - self._began_s
+        self._is_handling = False
+        self._seconds += perf_counter() - self._began_s
         if self._bytes_ms:
             self._connection.mute(self._bytes_ms / 1000)
+
+    def timed(self, work: Iterator[int]) -> Iterator[int]:
+        """Do the work in the same steps, and take their time; `end` does not take it again."""
+        while True:
+            began_s = perf_counter()
+            units = next(work, None)
+            seconds = perf_counter() - began_s
+            self._seconds += seconds
+            self._began_s += seconds
+            if units is None:
+                return
+            yield units
 
     def throttled(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return the response with its throttle time, and mute the connection for it."""
@@ -152,7 +188,7 @@ class _Limited:
             bytes_ms = usage.record(CONSUMER_BYTE_RATE, user, client_id, size_bytes)
         request_ms = 0
         if pieces and self._api_key not in EXEMPT:
-            seconds = self._seconds or perf_counter() - self._began_s
+            seconds = self._seconds + (perf_counter() - self._began_s if self._is_handling else 0.0)
             request_ms = usage.record(REQUEST_PERCENTAGE, user, client_id, 100 * seconds)
         throttle_ms = max(bytes_ms, request_ms, self.throttle_ms)
         if not throttle_ms:
