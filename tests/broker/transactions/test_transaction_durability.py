@@ -211,14 +211,18 @@ def test_transactional_record_waits_for_sync(tmp_path: Path, acks: int) -> None:
 def test_restored_topic_has_no_open_transaction(powered: PoweredBroker) -> None:
     with connected(powered.bootstrap) as client:
         client.create_topic("t")
-        producer = TransactionalClient(client, "x")
+        client.create_topic("u")
+        producer, other = TransactionalClient(client, "x"), TransactionalClient(client, "y")
         producer.init_until_done()
+        other.init_until_done()
         assert patiently(lambda: producer.add(("t", 0))) == ErrorCode.none
         assert producer.produce("t", b"aborted") == ErrorCode.none
         powered.disk.fail_next_syncs()
         deleted = client.ask(apis.DELETE_TOPICS, 5, topic_names=["t"], timeout=milliseconds(5000))
         assert deleted.responses[0].error_code == ErrorCode.kafka_storage_error
         assert producer.end(commit=False) == ErrorCode.none
+        # Its record is synced with all that are before it: that the abort is complete must not be one of them.
+        assert patiently(lambda: other.add(("u", 0))) == ErrorCode.none
     powered.power_cycle(1, drop_all=True)
     with connected(powered.bootstrap) as client:
         producer = TransactionalClient(client, "x")
