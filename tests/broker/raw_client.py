@@ -67,28 +67,32 @@ class RawClient:
         assert received_id == correlation_id
         return payload
 
-    def produce_request(self, topic: str, partition: int, batch: Any, *, acks: int = -1) -> bytes:
+    def produce_request(
+        self, topic: str, partition: int, batch: Any, *, acks: int = -1, timeout_ms: int = 10_000
+    ) -> bytes:
         pieces = produce.encode_request(
             PRODUCE_VERSION,
             next(self._correlation_ids),
             "raw",
             transactional_id=None,
             acks=acks,
-            timeout_ms=10_000,
+            timeout_ms=timeout_ms,
             topics=[(topic, [(partition, batch)])],
         )
         return b"".join(map(bytes, pieces))
 
-    def send_batch(self, topic: str, partition: int, batch: Any, *, acks: int = -1) -> None:
-        self.socket.sendall(self.produce_request(topic, partition, batch, acks=acks))
+    def send_batch(self, topic: str, partition: int, batch: Any, *, acks: int = -1, timeout_ms: int = 10_000) -> None:
+        self.socket.sendall(self.produce_request(topic, partition, batch, acks=acks, timeout_ms=timeout_ms))
 
     def receive_produced(self) -> PartitionResponse:
         _correlation_id, topics, _throttle_ms = produce.parse_response(PRODUCE_VERSION, self.receive_frame())
         return topics[0][1][0]
 
-    def produce(self, topic: str, partition: int, batch: Any, *, acks: int = -1) -> PartitionResponse:
+    def produce(
+        self, topic: str, partition: int, batch: Any, *, acks: int = -1, timeout_ms: int = 10_000
+    ) -> PartitionResponse:
         """Produce one batch to one partition and return the response."""
-        self.send_batch(topic, partition, batch, acks=acks)
+        self.send_batch(topic, partition, batch, acks=acks, timeout_ms=timeout_ms)
         return self.receive_produced()
 
     def send_fetch(self, asked: Sequence[tuple[str, int, int]], **limits: int) -> None:

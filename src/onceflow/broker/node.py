@@ -209,7 +209,6 @@ class Node:
             self.node_id,
             fetchers,
             lag=Lag(self.config.replica_lag_time_max_ms, self.config.replica_lag_messages_max),
-            min_isr=1,
             clock=self.clock,
             deferred=self.deferred,
             is_alive=lambda broker_id: broker_id in view.brokers,

@@ -49,6 +49,8 @@ class LogConfig:
     """A log whose oldest uncompacted record is older is compacted, however low its dirty ratio."""
     min_cleanable_dirty_ratio: float = 0.5
     """A log is compacted when this fraction of its compactable bytes was appended since the last compaction."""
+    min_insync_replicas: int = 1
+    """Replicas that must be in sync for a record with acks=all, but at most all of the partition's."""
     file_delete_delay_ms: int = 60_000
     """How long the files of a deleted segment, renamed to `.deleted`, are kept for their readers."""
     flush_messages: int = INT64_MAX

@@ -31,6 +31,7 @@ class Known(NamedTuple):
 
     transactional_id: str | None
     acks: int
+    timeout_ms: int
     topic: str
     partition: int
     single_partition_response: SinglePartitionResponse
@@ -96,7 +97,14 @@ class KnownRequests:
         # in its shortest form and without tagged fields.
         before = encode_request(header.version, header.correlation_id, header.client_id, **request._asdict())[0]
         if frame[:begin] == memoryview(before)[SIZE_BYTES:]:
-            known = Known(request.transactional_id, request.acks, topic, partition, SinglePartitionResponse(topic))
+            known = Known(
+                request.transactional_id,
+                request.acks,
+                request.timeout_ms,
+                topic,
+                partition,
+                SinglePartitionResponse(topic),
+            )
             self._keep(bytes(frame[8:position]), known)
 
     def _keep(self, repeated: bytes, known: Known) -> None:

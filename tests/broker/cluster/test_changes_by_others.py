@@ -138,7 +138,7 @@ def test_other_topics_stay_served(new_broker: NewBroker, tree: Tree, caplog: pyt
 def test_unsupported_change_is_not_applied(new_broker: NewBroker, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
     with new_broker() as broker:
         broker.create_topic("visits", configs={"retention.ms": "7"})
-        tree.write("/config/topics/visits", '{"version":1,"config":{"min.insync.replicas":"2"}}')
+        tree.write("/config/topics/visits", '{"version":1,"config":{"compression.type":"zstd"}}')
         notify(tree, "topics/visits")
         tree.write("/brokers/topics/pages", topic_node([[1]]))
         tree.await_that(lambda: is_served(broker, "pages"))

@@ -16,8 +16,9 @@ from onceflow.log.config import LogConfig
 from onceflow.log.disk import RealDisk
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import Broker
+from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Tree
-from tests.broker.raw_client import batch_of
+from tests.broker.raw_client import batch_of, connected
 
 NewBroker = Callable[..., Broker]
 SESSION_MS = 1000
@@ -45,9 +46,9 @@ class Brokers:
     def bootstrap(self) -> str:
         return ",".join(broker.bootstrap_servers for broker in self.running.values())
 
-    def create(self, topic: str) -> None:
+    def create(self, topic: str, **configs: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        (created,) = admin.create_topics([NewTopic(topic, 1, 3)]).values()
+        (created,) = admin.create_topics([NewTopic(topic, 1, 3, config=configs)]).values()
         created.result(30)
 
     def log(self, broker_id: int, topic: str) -> bytes:
@@ -132,6 +133,28 @@ def test_followers_copy_and_lead(brokers: Brokers, tree: Tree) -> None:
     brokers.start(former)
     tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [1, 2, 3])
     await_equal_logs(brokers, "clicks")
+
+
+def test_records_need_enough_replicas(brokers: Brokers, tree: Tree) -> None:
+    """Until the leader knows that a replica is away, a record waits for it, but not longer than the request allows."""
+    brokers.create("clicks", **{"min.insync.replicas": "3"})
+    send(brokers.bootstrap, "clicks", [b"first"])
+    leader = state(tree, "clicks")["leader"]
+    follower = next(broker_id for broker_id in (3, 2) if broker_id != leader)
+    with connected(brokers.running[leader].bootstrap_servers) as client:
+        brokers.stop(follower)
+        code = ErrorCode.request_timed_out
+        while code == ErrorCode.request_timed_out:
+            code = ErrorCode(client.produce("clicks", 0, batch_of(b"more"), timeout_ms=1).error_code)
+        assert code == ErrorCode.not_enough_replicas
+        assert client.produce("clicks", 0, batch_of(b"more"), acks=1).error_code == 0
+        (fetched,) = client.fetch([("clicks", 0, 0)], wait_ms=0)
+        assert fetched.high_watermark == 1, "nothing is visible that is on fewer replicas"
+        brokers.start(follower)
+        while code == ErrorCode.not_enough_replicas:
+            code = ErrorCode(client.produce("clicks", 0, batch_of(b"last")).error_code)
+    assert code == 0
+    assert read(brokers.bootstrap, "clicks", 1)[0] == b"first"
 
 
 def test_returning_follower_becomes_equal(brokers: Brokers, tree: Tree) -> None:

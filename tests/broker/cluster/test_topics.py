@@ -182,8 +182,8 @@ def test_damaged_node_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Pa
             new_broker(tmp_path / "data").start()
         remedies.find(Remedy.FIX_NODE, str(refused.value))
     tree.write("/brokers/topics/visits", topic)
-    tree.write("/config/topics/visits", '{"version":1,"config":{"min.insync.replicas":"2"}}')
-    with pytest.raises(DamagedNode, match=r"/config/topics/visits in ZooKeeper .* only 1 is supported"):
+    tree.write("/config/topics/visits", '{"version":1,"config":{"compression.type":"zstd"}}')
+    with pytest.raises(DamagedNode, match=r"/config/topics/visits in ZooKeeper .* only producer is supported"):
         new_broker(tmp_path / "data").start()
     tree.write("/config/topics/visits", '{"version":1,"config":{}}')
     with new_broker(tmp_path / "data") as broker:

@@ -79,7 +79,7 @@ def test_defaults_come_from_broker_settings() -> None:
         ("min.cleanable.dirty.ratio", "nan", "Not a number of type DOUBLE"),
         ("cleanup.policy", "compact,x", "String must be one of: compact, delete"),
         ("message.timestamp.type", "createtime", "String must be one of: CreateTime, LogAppendTime"),
-        ("min.insync.replicas", "2", "only 1 is supported"),
+        ("min.insync.replicas", "0", "Value must be at least 1"),
         ("compression.type", "zstd", "only producer is supported"),
         ("unheard.of", "x", "Unknown topic config name: unheard.of"),
         ("retention.ms", None, "Null value not supported for topic configs: retention.ms"),

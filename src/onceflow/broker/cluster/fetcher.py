@@ -90,8 +90,8 @@ class Following:
         return log.durability.stored_offset == log.log_end_offset or log.durability.failure is not None
 
     def on_stored(self) -> None:
-        """Continue what waits for a sync."""
-        if self._stored is not None and (self.is_stored or not self.log.durability.is_syncing):
+        """Continue what waits for the end of a sync; it checks whether that was enough."""
+        if self._stored is not None:
             self._stored.set_result(None)
             self._stored = None
 
@@ -366,7 +366,7 @@ class Fetcher:
 
     async def _end(self, following: Following, fetched: FetchedPartition) -> None:
         """Wait until what was fetched is synced, then follow the leader's high watermark and log start."""
-        while not following.is_stored:
+        while not following.is_stored and self._all.is_current(following):
             await following.settled()
         if not self._all.is_current(following):
             return
@@ -385,7 +385,7 @@ class Fetcher:
     async def _truncate(self, following: Following, offset: int, *, starts_over: bool) -> None:
         """Truncate the log, once no round of syncs and no compaction uses it. Raises LogError."""
         log = following.log
-        while log.durability.is_syncing:
+        while log.durability.is_syncing and self._all.is_current(following):
             await following.settled()
         if not self._all.is_current(following):
             return

@@ -124,6 +124,10 @@ class LeaderState:
         """Replicas that may be in sync, whatever the controller responds."""
         return self.isr if self.wanted is None else self.isr | self.wanted
 
+    def required(self, min_isr: int) -> int:
+        """Return how many replicas must be in sync: `min_isr`, or all."""
+        return min(min_isr, len(self.followers) + 1)
+
     def fetched(self, broker_id: int, offset: int, leader_end_offset: int, now_ms: float) -> bool:
         """Record a follower's fetch; return whether the broker is one of the replicas."""
         follower = self.followers.get(broker_id)
@@ -137,7 +141,7 @@ class LeaderState:
 
         `stored_offset` is the end of what this broker has synced.
         """
-        if len(self.isr) < min(min_isr, len(self.followers) + 1):
+        if len(self.isr) < self.required(min_isr):
             return UNKNOWN_OFFSET
         offset = stored_offset
         maximal_isr = self.maximal_isr

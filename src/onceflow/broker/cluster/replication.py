@@ -85,7 +85,7 @@ class Led:
         """Advance the high watermark, as far as the in-sync replicas allow it."""
         log = self.partition.log
         offset = self.state.high_watermark(
-            log.durability.stored_offset, log.log_end_offset, self._replication.min_isr(log), self._replication.now_ms()
+            log.durability.stored_offset, log.log_end_offset, log.config.min_insync_replicas, self._replication.now_ms()
         )
         log.advance_high_watermark(offset)
 
@@ -106,12 +106,12 @@ class Led:
 
     def refusal(self) -> ErrorCode:
         """Return NOT_ENOUGH_REPLICAS if fewer replicas are in sync than a record needs."""
-        is_enough = len(self.state.isr) >= self._replication.min_isr(self.partition.log)
+        is_enough = len(self.state.isr) >= self.state.required(self.partition.log.config.min_insync_replicas)
         return ErrorCode.none if is_enough else ErrorCode.not_enough_replicas
 
     def result(self) -> ErrorCode:
         """Return NOT_ENOUGH_REPLICAS_AFTER_APPEND if replicas left the set after a record was appended."""
-        is_enough = len(self.state.maximal_isr) >= self._replication.min_isr(self.partition.log)
+        is_enough = len(self.state.maximal_isr) >= self.state.required(self.partition.log.config.min_insync_replicas)
         return ErrorCode.none if is_enough else ErrorCode.not_enough_replicas_after_append
 
     @property
@@ -179,7 +179,6 @@ class Replication:
         fetchers: Fetchers,
         *,
         lag: Lag,
-        min_isr: int,
         clock: Clock,
         deferred: DeferredCalls,
         is_alive: Callable[[int], bool],
@@ -193,7 +192,6 @@ class Replication:
         self._broker_id = broker_id
         self._fetchers = fetchers
         self._lag = lag
-        self._min_isr = min_isr
         self._clock = clock
         self._led: dict[Place, Led] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -201,10 +199,6 @@ class Replication:
     def now_ms(self) -> float:
         """Return the time of the clock that measures lag."""
         return self._clock.monotonic() * 1000
-
-    def min_isr(self, _log: object) -> int:
-        """Return how many replicas must be in sync."""
-        return self._min_isr
 
     def start(self) -> None:
         """Check the lag of followers from now on."""

@@ -5,6 +5,7 @@ A response to acks=all means that the records survive a power failure. With acks
 of syncs, which the append requests, since the high watermark is the synced end.
 """
 
+import asyncio
 import logging
 
 from onceflow.broker.network.reply import Reply
@@ -57,6 +58,7 @@ class PendingProduce:
         "_missing",
         "_reply",
         "_single_partition_response",
+        "_timeout_ms",
         "_topics",
         "acks",
         "transactional_id",
@@ -70,11 +72,13 @@ class PendingProduce:
         correlation_id: int,
         transactional_id: str | None,
         acks: int,
+        timeout_ms: int,
         single_partition_response: SinglePartitionResponse | None = None,
     ) -> None:
         self.version = version
         self.transactional_id = transactional_id
         self.acks = acks
+        self._timeout_ms = timeout_ms
         self._reply = reply
         self._correlation_id = correlation_id
         self._single_partition_response = single_partition_response
@@ -95,7 +99,10 @@ class PendingProduce:
         self._missing += 1
 
     def expect(self, partition: Partition, responses: list[PartitionResponse], at: int) -> Synced:
-        """Delay the response until the returned callback is called: when the partition is synced, or cannot be."""
+        """Delay the response until the returned callback is called: when the partition is synced, or cannot be.
+
+        Other replicas may be away: with some, the request's timeout ends the wait.
+        """
         self._missing += 1
 
         def synced(error_code: ErrorCode) -> None:
@@ -104,7 +111,7 @@ class PendingProduce:
                 self.count_error(error_code)
             self.done()
 
-        return synced
+        return synced if partition.replica is None else _once_within(self._timeout_ms, synced)
 
     def done(self) -> None:
         """Count one awaited event; respond after the last."""
@@ -147,11 +154,28 @@ class PendingProduce:
             self._reply.close_connection(reason)
 
 
+def _once_within(timeout_ms: int, synced: Synced) -> Synced:
+    """Return a callback for `synced`, which is called once: then, or with REQUEST_TIMED_OUT when the time is over."""
+    is_over = False
+
+    def end(error_code: ErrorCode) -> None:
+        nonlocal is_over
+        if not is_over:
+            is_over = True
+            timer.cancel()
+            synced(error_code)
+
+    timer = asyncio.get_running_loop().call_later(max(timeout_ms, 0) / 1000, end, ErrorCode.request_timed_out)
+    return end
+
+
 def handle(node: Node, request: Request) -> None:
     """Serve one Produce request."""
     frame, header = request.frame, request.header
     body = produce.parse_request(frame, header, entries_max=node.config.request_partitions_max)
-    pending = PendingProduce(request.reply, header.version, header.correlation_id, body.transactional_id, body.acks)
+    pending = PendingProduce(
+        request.reply, header.version, header.correlation_id, body.transactional_id, body.acks, body.timeout_ms
+    )
     refused = {} if node.authorizer is None else _refused_topics(node.access(request), body)
     for name, partitions in body.topics:
         responses = pending.add_topic(name)
@@ -204,8 +228,10 @@ def may_repeat(node: Node, known: Known, principal: KafkaPrincipal, host: str) -
 
 def handle_known(node: Node, known: Known, correlation_id: int, batch: memoryview, reply: Reply) -> None:
     """Serve one request of a form that `node.known_requests` knows."""
-    transactional_id, acks, topic, partition, single_partition_response = known
-    pending = PendingProduce(reply, KNOWN_VERSION, correlation_id, transactional_id, acks, single_partition_response)
+    transactional_id, acks, timeout_ms, topic, partition, single_partition_response = known
+    pending = PendingProduce(
+        reply, KNOWN_VERSION, correlation_id, transactional_id, acks, timeout_ms, single_partition_response
+    )
     _take(node, topic, partition, batch, pending, pending.add_topic(topic))
     pending.done()
 

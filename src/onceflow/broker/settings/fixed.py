@@ -11,7 +11,6 @@ _PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are c
 
 FIXED: dict[str, tuple[str, str]] = {
     "default.replication.factor": ("1", _ONE_BROKER),
-    "min.insync.replicas": ("1", _ONE_BROKER),
     "offsets.topic.replication.factor": ("1", _ONE_BROKER),
     "transaction.state.log.replication.factor": ("1", _ONE_BROKER),
     "transaction.state.log.min.isr": ("1", _ONE_BROKER),
@@ -55,7 +54,6 @@ _TYPES: dict[int, tuple[str, ...]] = {
         "log.cleaner.threads",
         "log.roll.jitter.hours",
         "max.incremental.fetch.session.cache.slots",
-        "min.insync.replicas",
         "offsets.topic.compression.codec",
         "offsets.topic.num.partitions",
         "transaction.state.log.min.isr",

@@ -119,6 +119,13 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
     ),
     "Replication": (
         Setting(
+            "min.insync.replicas",
+            "log.min_insync_replicas",
+            Whole(1, INT32_MAX),
+            "Default of the topic config: number of replicas that must be in sync for a record with acks=all. Of a"
+            " partition with fewer replicas all must be.",
+        ),
+        Setting(
             "replica.lag.time.max.ms",
             "replica_lag_time_max_ms",
             Whole(1, INT64_MAX),

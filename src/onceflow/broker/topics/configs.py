@@ -249,7 +249,14 @@ _ROWS = (
         " response.",
     ),
     _one_value("compression.type", ConfigType.STRING, "producer", "Batches stay as their producer compressed them."),
-    _one_value("min.insync.replicas", ConfigType.INT, "1", "There is one broker, so one copy of everything."),
+    _number(
+        "min.insync.replicas",
+        "min_insync_replicas",
+        1,
+        "min.insync.replicas",
+        "Number of replicas that must be in sync for a record with acks=all; at most all of them are required.",
+        wide=False,
+    ),
     _one_value("preallocate", ConfigType.BOOLEAN, "false", "Files grow as they are written.", "log.preallocate"),
     _one_value(
         "segment.jitter.ms", ConfigType.LONG, "0", "Segments are rolled exactly when due.", "log.roll.jitter.ms"
