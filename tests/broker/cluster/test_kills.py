@@ -1,10 +1,13 @@
-"""A broker on ZooKeeper that is killed while topics are changed: no acknowledged change is lost, none is half done."""
+"""Brokers on ZooKeeper that are killed: no acknowledged change or record is lost, and no change is half done."""
 
 import random
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import ClientError
@@ -109,3 +112,75 @@ def test_many_kills_leave_whole_topics(tree: Tree, tmp_path: Path, record_proper
     """Topics are created and deleted while the broker is killed; ZooKeeper, broker and disk agree afterwards."""
     record_property("topics", kill_in_rounds(tree, tmp_path / "data", KILLS, SEED))
     record_property("kills", KILLS)
+
+
+PARTITIONS = 6
+ROUNDS = 10
+
+
+def kill_brokers_in_turn(tree: Tree, directory: Path, rounds: int) -> int:
+    """Kill a broker of three in each round, every second time the controller; return the number of records."""
+    options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "1000")
+    brokers = {
+        broker_id: BrokerProcess(directory / str(broker_id), 0, *options, "--broker-id", str(broker_id))
+        for broker_id in (1, 2, 3)
+    }
+    sent: list[bytes] = []
+    try:
+        for broker in brokers.values():
+            broker.start()
+        with Cluster(brokers[1].bootstrap) as cluster:
+            cluster.create_topic("clicks", PARTITIONS)
+        for number in range(rounds):
+            controller: int = tree.json("/controller")["brokerid"]
+            killed = (
+                controller if number % 2 == 0 else next(broker_id for broker_id in brokers if broker_id != controller)
+            )
+            sent += send_some(brokers, number)
+            epoch = tree.text("/controller_epoch")
+            brokers[killed].kill()
+            tree.await_that(lambda killed=killed: not tree.exists(f"/brokers/ids/{killed}"))  # type: ignore[misc]
+            tree.await_that(lambda: tree.exists("/controller"))
+            assert (tree.text("/controller_epoch") != epoch) == (killed == controller)
+            brokers[killed].start()
+        assert sorted(read_all(brokers, len(sent))) == sorted(sent)
+    finally:
+        for broker in brokers.values():
+            broker.kill()
+    return len(sent)
+
+
+def send_some(brokers: dict[int, BrokerProcess], number: int) -> list[bytes]:
+    """Send records to every partition; return those that were acknowledged."""
+    acknowledged: list[bytes] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is None:
+            acknowledged.append(message.value())
+
+    bootstrap = ",".join(broker.bootstrap for broker in brokers.values())
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for index in range(PARTITIONS):
+        producer.produce("clicks", b"%d-%d" % (number, index), partition=index, on_delivery=delivered)
+    assert producer.flush(60) == 0
+    assert len(acknowledged) == PARTITIONS
+    return acknowledged
+
+
+def read_all(brokers: dict[int, BrokerProcess], count: int) -> list[bytes]:
+    bootstrap = ",".join(broker.bootstrap for broker in brokers.values())
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False})
+    consumer.assign([TopicPartition("clicks", index, 0) for index in range(PARTITIONS)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(values) < count and time.monotonic() < deadline:
+        values += [message.value() or b"" for message in consumer.consume(count, 0.2)]
+    consumer.close()
+    return values
+
+
+@pytest.mark.campaign
+def test_killed_brokers_return(tree: Tree, tmp_path: Path, record_property: RecordProperty) -> None:
+    """Three brokers with one replica of each partition; one is killed in turn, often the controller, and returns."""
+    record_property("records", kill_brokers_in_turn(tree, tmp_path, ROUNDS))
+    record_property("kills", ROUNDS)

@@ -14,6 +14,7 @@ from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.zookeeper_process import Link
 from tests.broker.raw_client import batch_of, connected, milliseconds
 
 NewBroker = Callable[..., Broker]
@@ -28,12 +29,13 @@ class Brokers:
         self._new_broker = new_broker
         self._directory = directory
         self.running: dict[int, Broker] = {}
-        for broker_id in (1, 2, 3):
-            self.start(broker_id)
 
-    def start(self, broker_id: int) -> Broker:
+    def start(self, broker_id: int, **settings: Any) -> Broker:
         self.running[broker_id] = self._new_broker(
-            self._directory / str(broker_id), broker_id=broker_id, zookeeper_session_timeout_ms=SESSION_MS
+            self._directory / str(broker_id),
+            broker_id=broker_id,
+            zookeeper_session_timeout_ms=SESSION_MS,
+            **settings,
         ).start()
         return self.running[broker_id]
 
@@ -85,6 +87,8 @@ def brokers(new_broker: NewBroker, tmp_path: Path) -> Iterator[Brokers]:
     opened = Brokers(new_broker, tmp_path)
     with ExitStack() as stack:
         stack.callback(lambda: [broker.stop() for broker in opened.running.values()])
+        for broker_id in (1, 2, 3):
+            opened.start(broker_id)
         yield opened
 
 
@@ -178,6 +182,25 @@ def test_another_controller_is_elected(brokers: Brokers, tree: Tree) -> None:
     brokers.await_leaders("clicks", from_broker=1)
     assert read(brokers.running[1].bootstrap_servers, "clicks", 60) == values
     assert tree.json("/controller")["brokerid"] in (2, 3)
+
+
+def test_a_deposed_controller_obeys(new_broker: NewBroker, tree: Tree, link: Link, tmp_path: Path) -> None:
+    """Its session ends while it has no connection to ZooKeeper; another broker is elected meanwhile."""
+    brokers = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in brokers.running.values()])
+        brokers.start(1, zookeeper_connect=f"{link.address}{tree.chroot}")
+        brokers.start(2)
+        brokers.create("clicks")
+        link.cut()
+        tree.await_that(lambda: tree.exists("/controller") and tree.json("/controller")["brokerid"] == 2)
+        link.open()
+        tree.await_that(lambda: tree.exists("/brokers/ids/1"))
+        tree.await_that(lambda: brokers.controller(from_broker=1) == 2)
+        brokers.await_leaders("clicks", from_broker=2)
+        brokers.create("visits")
+        assert sorted(set(brokers.leaders("visits", from_broker=1).values())) == [1, 2]
+        send(brokers.running[1].bootstrap_servers, "clicks", [b"ann"] * PARTITIONS)
 
 
 def test_topics_are_changed_by_the_controller(brokers: Brokers, tree: Tree, tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""Requests between brokers, from a socket: what a broker refuses, and what a controller responds."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from onceflow.broker.cluster import nodes
+from onceflow.testing import Broker
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from tests.broker.cluster.conftest import Tree
+from tests.broker.raw_client import RawClient, batch_of, connected
+
+UNKNOWN_EPOCH = -1
+TOPIC = "visits"
+
+
+@pytest.fixture
+def broker(new_broker: Callable[..., Broker]) -> Iterator[Broker]:
+    with new_broker() as running:
+        running.create_topic(TOPIC)
+        yield running
+
+
+@pytest.fixture
+def client(broker: Broker) -> Iterator[RawClient]:
+    with connected(broker.bootstrap_servers) as opened:
+        yield opened
+
+
+def topic_id(tree: Tree) -> UUID:
+    return nodes.decode_uuid(TOPIC, tree.json(f"/brokers/topics/{TOPIC}")["topic_id"])
+
+
+def epoch_of(tree: Tree) -> int:
+    epoch: int = tree.client.get(f"{tree.chroot}/brokers/ids/1")[1].czxid
+    return epoch
+
+
+def lead(client: RawClient, wanted: UUID, *, controller_epoch: int = 1, broker_epoch: int = -1, **changes: Any) -> Any:
+    """Ask the broker to lead the topic's partition, with some fields changed."""
+    state = {
+        "partition_index": 0,
+        "controller_epoch": controller_epoch,
+        "leader": 1,
+        "leader_epoch": 0,
+        "isr": (1,),
+        "partition_epoch": 0,
+        "replicas": (1,),
+        **changes,
+    }
+    return client.ask(
+        apis.LEADER_AND_ISR,
+        7,
+        controller_id=1,
+        controller_epoch=controller_epoch,
+        broker_epoch=broker_epoch,
+        type=0,
+        topic_states=[{"topic_name": TOPIC, "topic_id": wanted, "partition_states": [state]}],
+        live_leaders=[],
+    )
+
+
+def error_of(response: Any) -> int:
+    ((partition,),) = [topic.partition_errors for topic in response.topics]
+    code: int = partition.error_code
+    return code
+
+
+def test_former_controllers_are_refused(client: RawClient, tree: Tree) -> None:
+    sender = {"controller_id": 1, "controller_epoch": 0, "broker_epoch": UNKNOWN_EPOCH}
+    stale = ErrorCode.stale_controller_epoch
+    assert lead(client, topic_id(tree), controller_epoch=0).error_code == stale
+    assert client.ask(apis.UPDATE_METADATA, 8, **sender, topic_states=[], live_brokers=[]).error_code == stale
+    assert client.ask(apis.STOP_REPLICA, 4, **sender, topic_states=[]).error_code == stale
+
+
+def test_requests_for_a_former_process_are_refused(client: RawClient, tree: Tree) -> None:
+    epoch = epoch_of(tree)
+    assert lead(client, topic_id(tree), broker_epoch=epoch - 1).error_code == ErrorCode.stale_broker_epoch
+    assert lead(client, topic_id(tree), broker_epoch=epoch).error_code == ErrorCode.none
+
+
+def test_unknown_partitions_are_not_led(client: RawClient, tree: Tree) -> None:
+    assert error_of(lead(client, uuid4())) == ErrorCode.unknown_topic_or_partition
+    assert error_of(lead(client, topic_id(tree), partition_index=1)) == ErrorCode.unknown_topic_or_partition
+
+
+def test_leader_epochs_never_go_back(client: RawClient, tree: Tree) -> None:
+    assert error_of(lead(client, topic_id(tree), leader_epoch=5)) == ErrorCode.none
+    assert error_of(lead(client, topic_id(tree), leader_epoch=4)) == ErrorCode.stale_controller_epoch
+    assert client.produce(TOPIC, 0, batch_of(b"ann")).error_code == ErrorCode.none
+
+
+def test_a_stopped_partition_is_not_served(client: RawClient, tree: Tree) -> None:
+    state = {"partition_index": 0, "leader_epoch": 0, "delete_partition": False}
+    stopped = client.ask(
+        apis.STOP_REPLICA,
+        4,
+        controller_id=1,
+        controller_epoch=1,
+        broker_epoch=UNKNOWN_EPOCH,
+        topic_states=[{"topic_name": TOPIC, "partition_states": [state]}],
+    )
+    assert [partition.error_code for partition in stopped.partition_errors] == [ErrorCode.none]
+    assert client.produce(TOPIC, 0, batch_of(b"ann")).error_code == ErrorCode.not_leader_or_follower
+    assert error_of(lead(client, topic_id(tree), leader_epoch=1)) == ErrorCode.none
+    assert client.produce(TOPIC, 0, batch_of(b"ann")).error_code == ErrorCode.none
+
+
+def alter(client: RawClient, wanted: UUID, broker_epoch: int, isr: list[int]) -> Any:
+    members = [{"broker_id": broker_id, "broker_epoch": UNKNOWN_EPOCH} for broker_id in isr]
+    partition = {"partition_index": 0, "leader_epoch": 0, "new_isr_with_epochs": members, "partition_epoch": 0}
+    return client.ask(
+        apis.ALTER_PARTITION,
+        3,
+        broker_id=1,
+        broker_epoch=broker_epoch,
+        topics=[{"topic_id": wanted, "partitions": [partition]}],
+    )
+
+
+def test_in_sync_replicas_are_checked(client: RawClient, tree: Tree) -> None:
+    assert alter(client, topic_id(tree), 1, [1]).error_code == ErrorCode.stale_broker_epoch
+    ((same,),) = [topic.partitions for topic in alter(client, topic_id(tree), epoch_of(tree), [1]).topics]
+    assert (same.error_code, same.leader_id, same.leader_epoch, same.isr, same.partition_epoch) == (0, 1, 0, (1,), 0)
+    ((other,),) = [topic.partitions for topic in alter(client, topic_id(tree), epoch_of(tree), [1, 2]).topics]
+    assert other.error_code == ErrorCode.invalid_request
+    ((unknown,),) = [topic.partitions for topic in alter(client, uuid4(), epoch_of(tree), [1]).topics]
+    assert unknown.error_code == ErrorCode.unknown_topic_id
+
+
+def test_shutdown_leaves_single_replicas(client: RawClient, tree: Tree) -> None:
+    ended = client.ask(apis.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=epoch_of(tree))
+    assert (ended.error_code, ended.remaining_partitions) == (ErrorCode.none, ())
+    stale = client.ask(apis.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=1)
+    assert stale.error_code == ErrorCode.stale_broker_epoch
