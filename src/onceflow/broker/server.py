@@ -10,6 +10,7 @@ In-process use:
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -261,7 +262,11 @@ class Broker:
                 raise
             reply.send([encode_unsupported_api_versions(error.correlation_id)])
             return
-        self._serve(Request(header, frame, reply, connection.peer_host, self.config.request_elements_max), connection)
+        self._serve(Request(header, frame, reply, connection.peer_host, self._elements_max(header)), connection)
+
+    def _elements_max(self, header: RequestHeader) -> int:
+        """Return the maximum number of array elements; a controller's request may have all partitions."""
+        return sys.maxsize if header.api.key in apis.INTER_BROKER_APIS else self.config.request_elements_max
 
     def _serve(self, request: Request, connection: Connection) -> None:
         api = request.header.api
@@ -290,7 +295,7 @@ class Broker:
             return self._handle
         if header.api.key == apis.FETCH:
             return self._handle
-        decoding = decode_request_in_steps(frame, header, elements_max=self.config.request_elements_max)
+        decoding = decode_request_in_steps(frame, header, elements_max=self._elements_max(header))
         body, seconds = yield from timed_decoding(decoding)
         return partial(self._handle_decoded, header, body, seconds)
 

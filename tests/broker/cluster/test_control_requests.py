@@ -137,3 +137,24 @@ def test_shutdown_leaves_single_replicas(client: RawClient, tree: Tree) -> None:
     assert (ended.error_code, ended.remaining_partitions) == (ErrorCode.none, ())
     stale = client.ask(apis.CONTROLLED_SHUTDOWN, 3, broker_id=1, broker_epoch=1)
     assert stale.error_code == ErrorCode.stale_broker_epoch
+
+
+def test_a_controllers_request_may_be_large(client: RawClient) -> None:
+    """It has all partitions of a cluster, unlike a client's, which may have 1 MiB and 20,000 elements."""
+    state = {
+        "controller_epoch": 0,
+        "leader": 1,
+        "leader_epoch": 0,
+        "isr": (1, 2, 3),
+        "zk_version": 0,
+        "replicas": (1, 2, 3),
+        "offline_replicas": (),
+    }
+    topic = {
+        "topic_name": TOPIC,
+        "topic_id": uuid4(),
+        "partition_states": [{**state, "partition_index": index} for index in range(25_000)],
+    }
+    sender = {"controller_id": 1, "controller_epoch": 0, "broker_epoch": UNKNOWN_EPOCH}
+    response = client.ask(apis.UPDATE_METADATA, 8, **sender, topic_states=[topic], live_brokers=[])
+    assert response.error_code == ErrorCode.stale_controller_epoch

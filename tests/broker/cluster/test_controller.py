@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from onceflow.broker.cluster import decision
 from onceflow.broker.cluster.controller import AlteredPartition, Controller, PartitionImage
 from onceflow.broker.cluster.decision import Decision, Write
 from onceflow.broker.cluster.state import LiveBroker, Replicas, State
@@ -45,23 +46,23 @@ def state(controller: Controller, index: int = 0) -> tuple[int, int, tuple[int, 
     return partition.leader, partition.leader_epoch, partition.isr, partition.version
 
 
-def sent(decision: Decision, api_key: int) -> dict[int, Any]:
+def sent(decided: Decision, api_key: int) -> dict[int, Any]:
     """Return the last request of an API to each broker."""
-    return {request.broker_id: request.message for request in decision.requests if request.api_key == api_key}
+    return {request.broker_id: request.message for request in decided.requests if request.api_key == api_key}
 
 
 def test_first_live_replica_leads_a_new_partition() -> None:
     controller = Controller(1, EPOCH, is_unclean_allowed=lambda _topic: False)
     controller.begin(brokers(1, 3), {}, ())
-    decision = controller.add_partitions("clicks", TOPIC_ID, images((2, 3, 1), (2,)))
+    decided = controller.add_partitions("clicks", TOPIC_ID, images((2, 3, 1), (2,)))
     assert state(controller) == (3, 0, (3, 1), 0)
-    assert decision.writes == (Write(("clicks", 0), State(3, 0, (3, 1), EPOCH, 0), is_new=True),)
-    assert sent(decision, LEADER_AND_ISR).keys() == sent(decision, UPDATE_METADATA).keys() == {1, 3}
-    (topic,) = sent(decision, LEADER_AND_ISR)[3].topic_states
+    assert decided.writes == (Write(("clicks", 0), State(3, 0, (3, 1), EPOCH, 0), is_new=True),)
+    assert sent(decided, LEADER_AND_ISR).keys() == sent(decided, UPDATE_METADATA).keys() == {1, 3}
+    (topic,) = sent(decided, LEADER_AND_ISR)[3].topic_states
     assert [(p.partition_index, p.leader, p.replicas, p.is_new) for p in topic.partition_states] == [
         (0, 3, (2, 3, 1), True)
     ]
-    (leader,) = sent(decision, LEADER_AND_ISR)[1].live_leaders
+    (leader,) = sent(decided, LEADER_AND_ISR)[1].live_leaders
     assert (leader.broker_id, leader.host_name, leader.port) == (3, "host-3", 9095)
     assert ("clicks", 1) not in controller.states
 
@@ -70,17 +71,17 @@ def test_partition_without_replicas_waits_for_one() -> None:
     controller, _ = elected([1], [2])
     controller.add_partitions("clicks", TOPIC_ID, {1: PartitionImage(Replicas((3,)), None)})
     assert ("clicks", 1) not in controller.states
-    decision = controller.brokers_changed(brokers(1, 3))
+    decided = controller.brokers_changed(brokers(1, 3))
     assert state(controller, 1) == (3, 0, (3,), 0)
-    assert Write(("clicks", 1), State(3, 0, (3,), EPOCH, 0), is_new=True) in decision.writes
+    assert Write(("clicks", 1), State(3, 0, (3,), EPOCH, 0), is_new=True) in decided.writes
 
 
 def test_dead_leader_is_replaced_from_the_isr() -> None:
-    controller, decision = elected([2, 3], [1, 2, 3])
+    controller, decided = elected([2, 3], [1, 2, 3])
     assert state(controller) == (2, 1, (2, 3), 1)
-    assert [(write.state.version, write.is_new) for write in decision.writes] == [(1, False)]
-    assert sent(decision, LEADER_AND_ISR).keys() == {2, 3}
-    (topic,) = sent(decision, UPDATE_METADATA)[2].topic_states
+    assert [(write.state.version, write.is_new) for write in decided.writes] == [(1, False)]
+    assert sent(decided, LEADER_AND_ISR).keys() == {2, 3}
+    (topic,) = sent(decided, UPDATE_METADATA)[2].topic_states
     assert topic.partition_states[0].offline_replicas == (1,)
 
 
@@ -94,9 +95,9 @@ def test_last_in_sync_replica_is_kept() -> None:
     assert state(controller) == (NO_LEADER, 1, (1,), 1)
     controller.brokers_changed(brokers(3))
     assert state(controller) == (NO_LEADER, 1, (1,), 1)
-    decision = controller.brokers_changed([broker(1, 900), broker(3)])
+    decided = controller.brokers_changed([broker(1, 900), broker(3)])
     assert state(controller) == (1, 2, (1,), 2)
-    assert [request.broker_epoch for request in decision.requests if request.broker_id == 1] == [900] * 3
+    assert [request.broker_epoch for request in decided.requests if request.broker_id == 1] == [900] * 3
 
 
 @pytest.mark.parametrize("unclean", [False, True])
@@ -112,16 +113,16 @@ def test_unclean_election_only_where_allowed(unclean: bool) -> None:
 
 def test_a_bounce_is_seen_by_its_epoch() -> None:
     controller, _ = elected([1, 2, 3], [2, 1])
-    decision = controller.brokers_changed([broker(1), broker(2, 500), broker(3)])
+    decided = controller.brokers_changed([broker(1), broker(2, 500), broker(3)])
     assert state(controller) == (1, 1, (1,), 1)
-    assert {request.broker_epoch for request in decision.requests if request.broker_id == 2} == {500}
+    assert {request.broker_epoch for request in decided.requests if request.broker_id == 2} == {500}
 
 
 def test_a_bounced_only_replica_leads_again() -> None:
     controller, _ = elected([1, 2, 3], [2])
-    decision = controller.brokers_changed([broker(1), broker(2, 500), broker(3)])
-    assert [(write.state.leader, write.state.version) for write in decision.writes] == [(NO_LEADER, 1), (2, 2)]
-    (topic,) = sent(decision, LEADER_AND_ISR)[2].topic_states
+    decided = controller.brokers_changed([broker(1), broker(2, 500), broker(3)])
+    assert [(write.state.leader, write.state.version) for write in decided.writes] == [(NO_LEADER, 1), (2, 2)]
+    (topic,) = sent(decided, LEADER_AND_ISR)[2].topic_states
     assert [(p.leader_epoch, p.partition_epoch) for p in topic.partition_states] == [(2, 2)]
 
 
@@ -129,23 +130,23 @@ def test_requests_are_in_kafkas_order() -> None:
     controller, _ = elected([1, 2], [1, 2, 3], [3, 1])
     controller.delete_topic("clicks")
     controller.add_partitions("visits", UUID(int=8), images((3, 1)))
-    decision = controller.brokers_changed(brokers(1, 2, 3))
-    to_new = [request.api_key for request in decision.requests if request.broker_id == 3]
+    decided = controller.brokers_changed(brokers(1, 2, 3))
+    to_new = [request.api_key for request in decided.requests if request.broker_id == 3]
     assert to_new == [UPDATE_METADATA, LEADER_AND_ISR, UPDATE_METADATA, STOP_REPLICA]
 
 
 def test_topic_is_deleted_when_every_replica_is() -> None:
     controller, _ = elected([1, 2, 3], [1, 2], [3])
     controller.brokers_changed(brokers(1, 2))
-    decision = controller.delete_topic("clicks")
+    decided = controller.delete_topic("clicks")
     assert not controller.delete_topic("clicks").requests
-    (topic,) = sent(decision, UPDATE_METADATA)[1].topic_states
+    (topic,) = sent(decided, UPDATE_METADATA)[1].topic_states
     assert {partition.leader for partition in topic.partition_states} == {LEADER_DURING_DELETE}
-    (stopped,) = sent(decision, STOP_REPLICA)[2].topic_states
+    (stopped,) = sent(decided, STOP_REPLICA)[2].topic_states
     assert [(p.partition_index, p.delete_partition, p.leader_epoch) for p in stopped.partition_states] == [
         (0, True, -2)
     ]
-    assert 1 not in sent(decision, STOP_REPLICA)
+    assert 1 not in sent(decided, STOP_REPLICA)
     assert not controller.own_replicas_deleted("clicks")
     assert not controller.replica_deleted("clicks", 0, 2)
     assert sent(controller.brokers_changed(brokers(1, 2, 3)), STOP_REPLICA).keys() == {3}
@@ -186,12 +187,12 @@ def test_replica_that_shuts_down_is_not_eligible() -> None:
 
 def test_leaders_move_before_a_shutdown() -> None:
     controller, _ = elected([1, 2, 3], [1, 2, 3], [2, 1], [1])
-    decision, remaining = controller.shut_down(1, 101)
+    decided, remaining = controller.shut_down(1, 101)
     assert remaining == []
     assert state(controller) == (2, 1, (2, 3), 1)
     assert state(controller, 1) == (2, 1, (2,), 1)
     assert state(controller, 2) == (1, 0, (1,), 0)
-    (stopped,) = sent(decision, STOP_REPLICA)[1].topic_states
+    (stopped,) = sent(decided, STOP_REPLICA)[1].topic_states
     assert [(p.partition_index, p.delete_partition) for p in stopped.partition_states] == [(1, False)]
     assert controller.shut_down(1, 9)[1] is ErrorCode.stale_broker_epoch
     assert controller.shut_down(9, 9)[1] is ErrorCode.broker_not_available
@@ -214,10 +215,10 @@ def test_elections_by_request() -> None:
     ]
     controller.brokers_changed(brokers(1, 2, 3))
     controller.alter_partitions(2, 102, {("clicks", 0): AlteredPartition(1, (2, 1), 1)})
-    decision, results = controller.elect_leaders(places[:1], unclean=False)
+    decided, results = controller.elect_leaders(places[:1], unclean=False)
     assert results == {("clicks", 0): ErrorCode.none}
     assert state(controller) == (1, 2, (2, 1), 3)
-    assert len(decision.writes) == 1
+    assert len(decided.writes) == 1
 
 
 def test_unclean_election_by_request() -> None:
@@ -236,33 +237,44 @@ def test_new_controller_repairs_what_the_former_left() -> None:
         1: PartitionImage(Replicas((2, 3)), State(2, 0, (2, 3), EPOCH, 0)),
         2: PartitionImage(Replicas((3,)), None),
     }
-    decision = controller.begin(brokers(2, 3), {"clicks": (TOPIC_ID, partitions)}, ["absent"])
-    assert {write.place[1]: write for write in decision.writes} == {
+    decided = controller.begin(brokers(2, 3), {"clicks": (TOPIC_ID, partitions)}, ["absent"])
+    assert {write.place[1]: write for write in decided.writes} == {
         0: Write(("clicks", 0), State(2, 4, (2,), 6, 9), is_new=False),
         2: Write(("clicks", 2), State(3, 0, (3,), 6, 0), is_new=True),
     }
-    (topic,) = sent(decision, LEADER_AND_ISR)[3].topic_states
+    (topic,) = sent(decided, LEADER_AND_ISR)[3].topic_states
     assert [partition.partition_index for partition in topic.partition_states] == [1, 2]
-    (topic,) = sent(decision, UPDATE_METADATA)[3].topic_states
+    (topic,) = sent(decided, UPDATE_METADATA)[3].topic_states
     assert sorted(partition.partition_index for partition in topic.partition_states) == [0, 1, 2]
-    assert {request.message.controller_epoch for request in decision.requests} == {6}
+    assert {request.message.controller_epoch for request in decided.requests} == {6}
 
 
 def test_interrupted_deletions_continue() -> None:
     controller = Controller(2, 6, is_unclean_allowed=lambda _topic: False)
     image = PartitionImage(Replicas((2, 3)), State(2, 0, (2, 3), EPOCH, 0))
-    decision = controller.begin(brokers(2, 3), {"clicks": (TOPIC_ID, {0: image})}, ["clicks"])
-    assert sent(decision, STOP_REPLICA).keys() == {3}
+    decided = controller.begin(brokers(2, 3), {"clicks": (TOPIC_ID, {0: image})}, ["clicks"])
+    assert sent(decided, STOP_REPLICA).keys() == {3}
     assert controller.deleting == {"clicks": {(0, 2), (0, 3)}}
-    assert LEADER_AND_ISR not in {request.api_key for request in decision.requests}
+    assert LEADER_AND_ISR not in {request.api_key for request in decided.requests}
 
 
 def test_a_broker_gets_everything_again() -> None:
     controller, _ = elected([1, 2, 3], [1, 2], [3])
     controller.add_partitions("visits", UUID(int=8), images((2,)))
     controller.delete_topic("visits")
-    decision = controller.refresh(2)
-    assert {request.broker_id for request in decision.requests} == {2}
-    assert not decision.writes
-    ((topic,), (stopped,)) = (sent(decision, key)[2].topic_states for key in (LEADER_AND_ISR, STOP_REPLICA))
+    decided = controller.refresh(2)
+    assert {request.broker_id for request in decided.requests} == {2}
+    assert not decided.writes
+    ((topic,), (stopped,)) = (sent(decided, key)[2].topic_states for key in (LEADER_AND_ISR, STOP_REPLICA))
     assert ([p.partition_index for p in topic.partition_states], stopped.topic_name) == ([0], "visits")
+
+
+def test_many_partitions_take_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "PARTITIONS_IN_A_REQUEST", 2)
+    controller = Controller(1, EPOCH, is_unclean_allowed=lambda _topic: False)
+    controller.begin(brokers(1), {}, ())
+    added = controller.add_partitions("clicks", TOPIC_ID, images(*[[1]] * 5))
+    for api_key in (LEADER_AND_ISR, UPDATE_METADATA):
+        messages = [request.message for request in added.requests if request.api_key == api_key]
+        states = [[p.partition_index for topic in m.topic_states for p in topic.partition_states] for m in messages]
+        assert states == [[0, 1], [2, 3], [4]]

@@ -4,7 +4,7 @@ A request is built when it is decided, so that later changes of the state do not
 (kafka.controller.AbstractControllerBrokerRequestBatch).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
@@ -28,6 +28,8 @@ from onceflow.wire.inter_broker import (
     UpdateMetadataTopic,
 )
 
+PARTITIONS_IN_A_REQUEST = 1000
+"""About 70 KB: a broker serves its clients between two of them."""
 SECURITY_PROTOCOL_IDS = {PLAINTEXT: 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 """org.apache.kafka.common.security.auth.SecurityProtocol."""
 
@@ -111,18 +113,24 @@ class Outbox:
     def close(self) -> Decision:
         """Return the decision."""
         requests = [
-            *self._requests(self._announced, lambda broker: self._update_metadata(broker, ())),
+            *self._requests({broker_id: {} for broker_id in self._announced}, self._update_metadata),
             *self._requests(self._leaders, self._leader_and_isr),
-            *self._requests(
-                self._metadata, lambda broker: self._update_metadata(broker, self._metadata[broker.broker_id])
-            ),
+            *self._requests(self._metadata, self._update_metadata),
             *self._requests(self._stopped, self._stop_replica),
         ]
         return Decision(tuple(self._writes), tuple(requests))
 
-    def _requests(self, brokers: Iterable[int], build: Any) -> list[ControlRequest]:
-        live = [self.known.brokers[broker_id] for broker_id in brokers if broker_id in self.known.brokers]
-        return [ControlRequest(broker.broker_id, broker.epoch, build(broker)) for broker in live]
+    def _requests(
+        self,
+        places_by_broker: Mapping[int, Mapping[Place, Any]],
+        build: Callable[[LiveBroker, Mapping[Place, Any]], Any],
+    ) -> Iterator[ControlRequest]:
+        """Yield the requests to live brokers, each about a limited number of partitions."""
+        for broker_id, places in places_by_broker.items():
+            broker = self.known.brokers.get(broker_id)
+            if broker is not None:
+                for some in _pieces(places):
+                    yield ControlRequest(broker_id, broker.epoch, build(broker, some))
 
     def _sender(self, broker: LiveBroker) -> dict[str, Any]:
         return {
@@ -131,9 +139,8 @@ class Outbox:
             "broker_epoch": broker.epoch,
         }
 
-    def _leader_and_isr(self, broker: LiveBroker) -> LeaderAndIsrRequest:
+    def _leader_and_isr(self, broker: LiveBroker, places: Mapping[Place, bool]) -> LeaderAndIsrRequest:
         known = self.known
-        places = self._leaders[broker.broker_id]
         leaders = {known.states[place].leader for place in places}
         live = [known.brokers[leader] for leader in sorted(leaders & known.brokers.keys())]
         return LeaderAndIsrRequest(
@@ -170,7 +177,7 @@ class Outbox:
             leader_recovery_state=int(state.is_recovering),
         )
 
-    def _update_metadata(self, broker: LiveBroker, places: Iterable[Place]) -> UpdateMetadataRequest:
+    def _update_metadata(self, broker: LiveBroker, places: Mapping[Place, None]) -> UpdateMetadataRequest:
         known = self.known
         return UpdateMetadataRequest(
             **self._sender(broker),
@@ -200,8 +207,7 @@ class Outbox:
             offline_replicas=tuple(broker for broker in replicas if broker not in known.brokers),
         )
 
-    def _stop_replica(self, broker: LiveBroker) -> StopReplicaRequest:
-        places = self._stopped[broker.broker_id]
+    def _stop_replica(self, broker: LiveBroker, places: Mapping[Place, bool]) -> StopReplicaRequest:
         return StopReplicaRequest(
             **self._sender(broker),
             topic_states=tuple(
@@ -232,6 +238,13 @@ def inter_broker_address(broker: LiveBroker) -> Any:
         if protocol == PLAINTEXT:
             return endpoint
     return None
+
+
+def _pieces(places: Mapping[Place, Any]) -> Iterator[Mapping[Place, Any]]:
+    """Yield the places in pieces; one empty piece if there are none."""
+    entries = list(places.items())
+    for first in range(0, max(len(entries), 1), PARTITIONS_IN_A_REQUEST):
+        yield dict(entries[first : first + PARTITIONS_IN_A_REQUEST])
 
 
 def _by_topic(places: Iterable[Place]) -> Mapping[str, list[Place]]:

@@ -30,6 +30,8 @@ def frame_size_error(config: BrokerConfig, frame: memoryview, size_bytes: int) -
         what, largest = "a Produce request", config.produce_request_bytes_max
     elif api_key in _GROUP_REQUESTS:
         what, largest = "a consumer group request", config.group_request_bytes_max
+    elif api_key in apis.INTER_BROKER_APIS and config.zookeeper_connect is not None:
+        what, largest = "a request between brokers", config.produce_request_bytes_max
     else:
         what, largest = "a request of this kind", config.other_request_bytes_max
     if FRAME_BYTES_MIN <= size_bytes <= largest:
