@@ -105,21 +105,26 @@ def kill_leaders(tree: Tree, directory: Path, kills: int, seed: int) -> int:
         def await_replicas() -> None:
             tree.await_that(lambda: all(len(state(partition)["isr"]) == 3 for partition in range(PARTITIONS)))
 
+        def await_more_records() -> None:
+            wanted = load.count + RECORDS_BETWEEN
+            tree.await_that(lambda: load.count >= wanted)
+
+        def await_equal_logs(partition: int) -> None:
+            tree.await_that(lambda: len(logs(directory, partition)) == 1)
+
         load = Load(bootstrap)
         for _ in range(kills):
-            wanted = load.count + RECORDS_BETWEEN
-            tree.await_that(lambda wanted=wanted: load.count >= wanted)
+            await_more_records()
             victim = brokers[state(chance.randrange(PARTITIONS))["leader"]]
             victim.kill()
-            wanted = load.count + RECORDS_BETWEEN
-            tree.await_that(lambda wanted=wanted: load.count >= wanted)
+            await_more_records()
             victim.start()
             await_replicas()
         load.stop()
         assert not load.failures
         for partition, acknowledged in enumerate(load.acknowledged):
             assert read(bootstrap, partition, len(acknowledged)) == acknowledged
-            tree.await_that(lambda partition=partition: len(logs(directory, partition)) == 1)
+            await_equal_logs(partition)
         return load.count
 
 
