@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from onceflow.client.cluster import Cluster
@@ -62,6 +62,25 @@ def test_a_wrong_password_is_refused() -> None:
             AdminClient(settings | {"log_level": 0}).list_topics(timeout=0.5)
         with pytest.raises(BrokerNotUsable, match="has no user 'bob', only ada, eve"):
             broker.client_settings("bob")
+
+
+def test_acls() -> None:
+    acls = ["ada Write topic:visit*", "eve describe cluster", "ada Describe topic:visits"]
+    with Broker(users=USERS, acls=acls) as broker:
+        broker.create_topic("visits")
+        broker.create_topic("other")
+        allowed = Producer(broker.client_settings("ada") | {"topic.metadata.refresh.interval.ms": -1})
+        allowed.produce("visits", b"click")
+        assert allowed.flush(15) == 0
+        assert set(allowed.list_topics(timeout=15).topics) == {"visits"}
+        settings: dict[str, Any] = broker.client_settings("eve")
+        assert not AdminClient(settings).list_topics(timeout=15).topics
+
+
+@pytest.mark.parametrize("acl", ["ada Read", "ada Reed topic:visits", "ada Read tropic:visits", "a b c d", ""])
+def test_acls_that_are_none(acl: str) -> None:
+    with pytest.raises(BrokerNotUsable, match="is not USER OPERATION RESOURCE, such as 'ada Read topic:visits'"):
+        Broker(users=USERS, acls=[acl])
 
 
 def test_a_later_start_keeps_authority_and_users(tmp_path: Path) -> None:

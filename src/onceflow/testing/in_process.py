@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +25,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.testing.secured import (
+    Access,
     Certificates,
     generate_certificates,
     protocol_of,
+    read_acl,
     secured,
+    store_acls,
     store_users,
 )
 
@@ -59,7 +62,8 @@ class Broker:
     Creating one starts nothing; it raises BrokerNotUsable for settings of another type, or that set its path or port.
 
     `users` are the passwords of users by their names: the broker then requires SASL, by PLAIN or SCRAM. `tls` encrypts
-    with generated certificates, which needs the package trustme; `client_settings` has what clients need.
+    with generated certificates, which needs the package trustme; `client_settings` has what clients need. `acls` allow
+    what they say, such as `ada Read topic:visits`, and nothing else is allowed then.
 
     `path` is the data directory, created if necessary and kept; None uses a temporary one that `stop` removes. `port`
     0 uses any free port. `settings` are the broker's, by Kafka's names, as text or Python's values. `disk` and `clock`
@@ -74,6 +78,7 @@ class Broker:
         settings: Mapping[str, Setting] | None = None,
         users: Mapping[str, str] | None = None,
         tls: bool = False,
+        acls: Sequence[str] | None = None,
         disk: "Disk | None" = None,
         clock: "Clock | None" = None,
     ) -> None:
@@ -84,6 +89,10 @@ class Broker:
         self._path = None if path is None else Path(path)
         self._users = dict(users or {})
         self._has_tls = tls
+        try:
+            self._acls = None if acls is None else list(map(read_acl, acls))
+        except ValueError as error:
+            raise BrokerNotUsable(str(error)) from error
         self._certificates: Certificates | None = None
         self._port = port
         self._disk = disk
@@ -108,7 +117,8 @@ class Broker:
                 self._certificates = generate_certificates(HOST)
             except ModuleNotFoundError as error:
                 raise BrokerNotUsable(f"tls=True needs the package {error.name}: pip install trustme") from error
-        run = _Run(self._path, self._port, self._settings, self._disk, self._clock, self._users, self._certificates)
+        access = Access(self._users, self._certificates, self._acls)
+        run = _Run(self._path, self._port, self._settings, self._disk, self._clock, access)
         run.start()
         self._run = run
         self._port = run.port
@@ -213,17 +223,15 @@ class _Run:
         settings: Mapping[str, str],
         disk: "Disk | None",
         clock: "Clock | None",
-        users: Mapping[str, str],
-        certificates: Certificates | None,
+        access: Access,
     ) -> None:
         # mkdtemp instead of TemporaryDirectory, whose finalizer would remove the parent's data when a forked child
         # ends.
         self.path = path if path is not None else Path(tempfile.mkdtemp(prefix="onceflow-"))
         self.port = port
-        self.protocol = protocol_of(has_users=bool(users), has_tls=certificates is not None)
+        self.protocol = protocol_of(has_users=bool(access.users), has_tls=access.certificates is not None)
         self.authority: Path | None = None
-        self._users = users
-        self._certificates = certificates
+        self._access = access
         self._is_temporary = path is None
         self._pid = os.getpid()
         self._settings = settings
@@ -248,9 +256,9 @@ class _Run:
 
     def start(self) -> None:
         try:
-            if self._certificates is not None:
+            if self._access.certificates is not None:
                 self.authority = Path(tempfile.mkdtemp(prefix="onceflow-authority-")) / "authority.pem"
-                self.authority.write_text(self._certificates.authority)
+                self.authority.write_text(self._access.certificates.authority)
             self._thread.start()
             self._started.result()
         except BaseException:
@@ -326,7 +334,8 @@ class _Run:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._server = Server(self._config(), disk=self._disk, clock=self._clock)
         await self._server.start()
-        store_users(self._server.node, self._users)
+        store_users(self._server.node, self._access.users)
+        store_acls(self._server.node, self._access.acls or ())
         self.port = self._server.port
         self._started.set_result(None)
         try:
@@ -340,7 +349,7 @@ class _Run:
 
         listeners = (Endpoint(HOST, self.port, self.protocol),)
         if not self._settings:
-            return secured(BrokerConfig(self.path, listeners), self._users, self._certificates)
+            return secured(BrokerConfig(self.path, listeners), self._access)
         from onceflow.broker.settings.sources import Source, resolve
 
         resolved = resolve(Source({**self._settings, "log.dirs": str(self.path)}))
@@ -348,7 +357,7 @@ class _Run:
             logger.info("%s", note)
         for warning in resolved.warnings:
             logger.warning("%s", warning)
-        return secured(replace(resolved.config, listeners=listeners), self._users, self._certificates)
+        return secured(replace(resolved.config, listeners=listeners), self._access)
 
 
 def _stop_all() -> None:

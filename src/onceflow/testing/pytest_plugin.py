@@ -18,6 +18,7 @@ DATA_OPTION = "--onceflow-data"
 SETTINGS_OPTION = "onceflow_settings"
 USERS_OPTION = "onceflow_users"
 TLS_OPTION = "onceflow_tls"
+ACLS_OPTION = "onceflow_acls"
 TOPIC_MARKER = "onceflow_topic"
 NAME_CHARACTERS_MAX = 200
 """Maximum length of a test's name in its topic's name; Kafka allows 249 characters."""
@@ -43,6 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="linelist",
         default=[],
     )
+    parser.addini(
+        ACLS_OPTION,
+        "ACLs of the fixture onceflow_broker, one a line: ada Read topic:visits; nothing else is allowed then",
+        type="linelist",
+        default=[],
+    )
     parser.addini(TLS_OPTION, "whether the fixture onceflow_broker encrypts, with generated certificates", type="bool")
 
 
@@ -65,6 +72,7 @@ def onceflow_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
         settings=_pairs(config, SETTINGS_OPTION, "num.partitions=3"),
         users=_pairs(config, USERS_OPTION, "ada=secret"),
         tls=bool(config.getini(TLS_OPTION)),
+        acls=config.getini(ACLS_OPTION) or None,
     ) as broker:
         yield broker
 

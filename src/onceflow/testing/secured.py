@@ -1,14 +1,16 @@
-"""TLS and users of a broker for tests: generated certificates, and credentials for every SASL mechanism."""
+"""TLS, users and ACLs of a broker for tests: generated certificates, and credentials for every SASL mechanism."""
 
 import secrets
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from onceflow.broker.config import BrokerConfig
     from onceflow.broker.node import Node
     from onceflow.broker.topics.records import MetadataRecord
+    from onceflow.wire.acls import AclBinding
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 SALT_BYTES = 16
@@ -40,14 +42,66 @@ def protocol_of(*, has_users: bool, has_tls: bool) -> str:
     return "SSL" if has_tls else "PLAINTEXT"
 
 
-def secured(config: "BrokerConfig", users: Mapping[str, str], certificates: Certificates | None) -> "BrokerConfig":
-    """Return the configuration with the users and certificates."""
+def read_acl(text: str) -> "AclBinding":
+    """Return the ACL of `USER OPERATION RESOURCE`, such as `ada Read topic:visits`. Raises ValueError."""
+    from onceflow.wire.acls import (
+        CLUSTER_NAME,
+        WILDCARD,
+        AclBinding,
+        AclOperation,
+        AclPattern,
+        AclPermission,
+        PatternType,
+        ResourceType,
+    )
+
+    try:
+        user, operation, resource = text.split()
+        kind, _, name = resource.partition(":")
+        is_prefix = name.endswith("*") and name != WILDCARD
+        pattern = AclPattern(
+            ResourceType.of(kind),
+            name.removesuffix("*") if is_prefix else name or CLUSTER_NAME,
+            PatternType.PREFIXED if is_prefix else PatternType.LITERAL,
+        )
+        return AclBinding(pattern, f"User:{user}", WILDCARD, AclOperation.of(operation), AclPermission.ALLOW)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"acls: {text!r} is not USER OPERATION RESOURCE, such as 'ada Read topic:visits'") from error
+
+
+class Access(NamedTuple):
+    """Users, certificates and ACLs of a broker."""
+
+    users: Mapping[str, str]
+    certificates: Certificates | None
+    acls: "Sequence[AclBinding] | None"
+    """None: every client may do everything."""
+
+
+def secured(config: "BrokerConfig", access: Access) -> "BrokerConfig":
+    """Return the configuration with the users and certificates, and with an authorizer if there are ACLs."""
+    users, certificates, acls = access
     security = config.security
     if users:
         security = replace(security, sasl_mechanisms=MECHANISMS, plain_passwords=dict(users))
     if certificates is not None:
         security = replace(security, key=certificates.key, certificates=certificates.chain)
-    return replace(config, security=security)
+    config = replace(config, security=security)
+    if acls is None:
+        return config
+    from onceflow.broker.settings.authorization import STANDARD_AUTHORIZER
+
+    return replace(config, authorizer_class=STANDARD_AUTHORIZER)
+
+
+def store_acls(node: "Node", acls: "Sequence[AclBinding]") -> None:
+    """Store the ACLs that the broker does not have yet."""
+    from onceflow.broker.topics.records import AclRecord
+
+    records = [AclRecord(uuid.uuid4(), binding) for binding in dict.fromkeys(acls) if binding not in node.acls]
+    if records:
+        node.metadata.record(records)
+        node.metadata.sync()
 
 
 def store_users(node: "Node", users: Mapping[str, str]) -> None:
