@@ -41,6 +41,8 @@ class Peer:
     unsynced: Mapping[str, str] = field(default_factory=dict)
     clients: Mapping[str, str] = field(default_factory=dict)
     """Settings of librdkafka's clients that produce and consume, if they use another listener."""
+    java_clients: Mapping[str, str] = field(default_factory=dict)
+    """The same of Java's."""
 
     @property
     def settings(self) -> dict[str, Any]:

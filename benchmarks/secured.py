@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from benchmarks import kafka, librdkafka
+from benchmarks import java_tools, kafka, librdkafka
 from benchmarks.against_kafka import rate
 from benchmarks.comparison import Figure, Goal, Row, columns, compared, lines
 from benchmarks.figures import Line, Table
@@ -65,7 +65,15 @@ def with_user(name: str, plain: str, port: int, pid: int, trusted: Path) -> Peer
         "sasl.password": PASSWORD,
         "ssl.ca.location": str(trusted),
     }
-    return Peer(name, plain, pid, unsynced={"flush.messages": NEVER} if name == OURS else {}, clients=clients)
+    java = {
+        "security.protocol": PROTOCOL,
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": JAAS,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(trusted),
+    }
+    unsynced = {"flush.messages": NEVER} if name == OURS else {}
+    return Peer(name, plain, pid, unsynced=unsynced, clients=clients, java_clients=java)
 
 
 @contextmanager
@@ -142,6 +150,16 @@ def rows() -> list[Row]:
         Row(
             partial(librdkafka.produce_and_consume, size_bytes=1000, count=200_000),
             rate("consume over SASL_SSL, librdkafka, 1 kB", 0.8, 1.1),
+            cpu_goal=CPU_GOAL,
+        ),
+        Row(
+            partial(java_tools.produce, size_bytes=1000, count=200_000),
+            rate("produce over SASL_SSL, Java, 1 kB", 0.8, 1.1),
+            cpu_goal=CPU_GOAL,
+        ),
+        Row(
+            partial(java_tools.consume, size_bytes=1000, count=200_000),
+            rate("consume over SASL_SSL, Java, 1 kB", 0.8, 1.1),
             cpu_goal=CPU_GOAL,
         ),
         Row(partial(handshakes, count=300), (shown("TLS handshakes"),)),
