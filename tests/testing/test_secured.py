@@ -70,8 +70,9 @@ def test_acls() -> None:
         broker.create_topic("visits")
         broker.create_topic("other")
         allowed = Producer(broker.client_settings("ada") | {"topic.metadata.refresh.interval.ms": -1})
-        allowed.produce("visits", b"click")
-        assert allowed.flush(15) == 0
+        errors: list[object] = []
+        allowed.produce("visits", b"click", on_delivery=lambda error, _message: errors.append(error))
+        assert (allowed.flush(15), errors) == (0, [None])
         assert set(allowed.list_topics(timeout=15).topics) == {"visits"}
         settings: dict[str, Any] = broker.client_settings("eve")
         assert not AdminClient(settings).list_topics(timeout=15).topics
