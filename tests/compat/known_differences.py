@@ -132,9 +132,6 @@ KNOWN_DIFFERENCES = {
         "the connection is closed",
         "no client sends it, and an unclear request is not executed",
     ),
-    "followers": Difference(
-        "a Fetch's last fetched epoch is compared", "ignored", "only followers send it, and there are none"
-    ),
     "fetch sessions": Difference(
         "a Fetch may start a session (KIP-227)", "the session id is always 0", "each request names its partitions"
     ),

@@ -9,8 +9,8 @@ _HOUSEKEEPING = "broker/storage/test_housekeeping.py::"
 MUTANTS = (
     Mutant(
         "broker/storage/partitions.py",
-        "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n        self.wake()\n",
-        "            self._call(self._waiting.popleft()[1], ErrorCode.none)\n",
+        "high_watermark:\n            self._call(self._waiting.popleft()[1], error_code)\n        self.wake()\n",
+        "high_watermark:\n            self._call(self._waiting.popleft()[1], error_code)\n",
         _COMMITTED + "test_rule_15_a_marker_wakes_a_fetch",
     ),
     Mutant(

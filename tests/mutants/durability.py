@@ -34,8 +34,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/produce.py",
-        "        node.group_commit.flush(partition, pending.requester)\n        if pending.acks:",
-        "        node.group_commit.request(partition, pending.requester)\n        if pending.acks:",
+        "        node.group_commit.flush(partition, pending.requester)\n        if partition.replica",
+        "        node.group_commit.request(partition, pending.requester)\n        if partition.replica",
         _TRANSACTION + "test_flush_policy_does_not_apply_to_transactions",
     ),
     Mutant(

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 FIRST_MS = 1795263411910
 LAST_MS = 1795263412040
-LATER_MS = time.time_ns() // 1_000_000 + 600_000
+LATER_MS = time.time_ns() // 1_000_000 + 3_000_000
 COMMITTED = [b"v0", b"v1", b"v0", b"v0"]
 """Timestamps at the offsets 0, 1, 10, 11."""
 

@@ -53,7 +53,8 @@ def test_traffic_by_api(metered: MeteredBroker) -> None:
         fetched = client.fetch([("visits", 0, 0)])
         client.send(apis.METADATA, 12, **metadata_of("unknown"))
         metadata_bytes = 4 + len(client.receive_frame())
-    scraped = metered.scrape()
+    # The broker notices the end of the connection in one of its next turns.
+    scraped = next(seen for seen in iter(metered.scrape, None) if not seen.value("onceflow_broker_connections"))
     assert scraped.value(REQUESTS, api="Produce") == 3
     assert scraped.value(REQUESTS, api="Fetch") == 3, "creating the topic takes two"
     assert scraped.value("onceflow_broker_request_bytes_total", api="Produce") > 3 * len(batch_of(b"one", b"two"))
@@ -64,7 +65,6 @@ def test_traffic_by_api(metered: MeteredBroker) -> None:
     assert scraped.value("onceflow_broker_log_end_offset", topic="visits") == 6
     assert scraped.value("onceflow_broker_log_bytes", topic="visits") == 3 * len(batch_of(b"one", b"two"))
     assert scraped.value("onceflow_broker_sync_rounds_total") >= 3
-    assert scraped.value("onceflow_broker_connections") == 0
     assert scraped.value("onceflow_broker_connections_accepted_total") == 1
 
 
