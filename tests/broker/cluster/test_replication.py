@@ -21,7 +21,8 @@ from tests.broker.cluster.conftest import Tree
 from tests.broker.raw_client import batch_of, connected
 
 NewBroker = Callable[..., Broker]
-SESSION_MS = 1000
+SESSION_MS = 6000
+"""A clean stop ends the session at once; a slow machine must not end it."""
 
 
 class Brokers:

@@ -63,7 +63,7 @@ class Load:
 
 @contextmanager
 def brokers_of(tree: Tree, directory: Path) -> Iterator[dict[int, BrokerProcess]]:
-    options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "1000")
+    options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "2000")
     brokers = {
         broker_id: BrokerProcess(directory / str(broker_id), 0, *options, "--broker-id", str(broker_id))
         for broker_id in BROKERS

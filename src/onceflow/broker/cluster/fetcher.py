@@ -59,6 +59,20 @@ class FetchLimits(NamedTuple):
     socket_timeout_ms: int = 30_000
 
 
+def fetch_position(log: PartitionLog) -> tuple[int, int]:
+    """Return the offset that a follower fetches next, and the leader epoch of the record before it, -1 without one."""
+    offset = log.durability.stored_offset
+    return offset, log.epochs.epoch_at(offset - 1) if offset > 0 else NO_EPOCH
+
+
+def common_end(log: PartitionLog, epoch: int, end_offset: int) -> int:
+    """Return where a follower truncates its log after a response with a diverging epoch: the smaller end of that epoch,
+    or of the last one before it, in both logs."""
+    own = log.end_of_epoch(epoch)
+    known_end = own.end_offset if own.end_offset >= 0 else log.log_end_offset
+    return max(min(end_offset, known_end), log.log_start_offset)
+
+
 class Following:
     """A partition that this broker follows (`storage.partitions.Replica`)."""
 
@@ -288,8 +302,7 @@ class Fetcher:
         topics: dict[str, list[FetchPartition]] = {}
         for (topic, index), following in asked.items():
             log = following.log
-            offset = log.durability.stored_offset
-            last_epoch = log.epochs.epoch_at(offset - 1) if offset > 0 else NO_EPOCH
+            offset, last_epoch = fetch_position(log)
             topics.setdefault(topic, []).append(
                 FetchPartition(
                     index,
@@ -353,7 +366,7 @@ class Fetcher:
             return False
         try:
             if fetched.diverging_epoch is not None:
-                await self._truncate_to_common(following, *fetched.diverging_epoch)
+                await self._truncate(following, common_end(following.log, *fetched.diverging_epoch), starts_over=False)
                 return False
             if fetched.records:
                 following.log.append_copy(fetched.records)
@@ -374,13 +387,6 @@ class Fetcher:
         log.advance_high_watermark(min(fetched.high_watermark, log.durability.stored_offset))
         if log.log_start_offset < fetched.log_start_offset <= log.high_watermark:
             await self._all.advance_start({following.partition: fetched.log_start_offset})
-
-    async def _truncate_to_common(self, following: Following, epoch: int, end_offset: int) -> None:
-        """Truncate to where the log parts from the leader's: the smaller end of the largest common epoch."""
-        log = following.log
-        own = log.end_of_epoch(epoch)
-        offset = min(end_offset, own.end_offset if own.end_offset >= 0 else log.log_end_offset, log.log_end_offset)
-        await self._truncate(following, max(offset, log.log_start_offset), starts_over=False)
 
     async def _truncate(self, following: Following, offset: int, *, starts_over: bool) -> None:
         """Truncate the log, once no round of syncs and no compaction uses it. Raises LogError."""
