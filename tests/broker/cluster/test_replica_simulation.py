@@ -119,14 +119,11 @@ class Replica:
         if self.led is None:
             return
         log, now_ms = self.log, self.world.now_ms
-        log.advance_high_watermark(
-            self.led.high_watermark(log.durability.stored_offset, log.log_end_offset, self.world.min_isr, now_ms)
-        )
+        ends = log.durability.stored_offset, log.log_end_offset
+        log.advance_high_watermark(self.led.high_watermark(*ends, self.world.min_isr, now_ms, self.world.is_live))
         while self.waiting and self.waiting[0][0] < log.high_watermark:
             self.world.acknowledged.append(self.waiting.pop(0))
-        wanted = self.led.want(
-            log.log_end_offset, log.high_watermark, now_ms, lambda broker_id: broker_id in self.world.live
-        )
+        wanted = self.led.want(log.log_end_offset, log.high_watermark, now_ms, self.world.is_live)
         if wanted is not None:
             self.ask(wanted)
 
@@ -238,6 +235,9 @@ class World:
         self._is_whole = False
         self.replicas = {broker_id: Replica(self, broker_id, root / str(broker_id)) for broker_id in IDS}
         self.command()
+
+    def is_live(self, broker_id: int) -> bool:
+        return broker_id in self.live
 
     def next_value(self) -> int:
         self._values += 1

@@ -30,34 +30,39 @@ def wanted(
     return None if isr is None else sorted(isr)
 
 
+def high_watermark(state: LeaderState, stored: int, end: int, min_isr: int, now_ms: float, *, dead: int = 0) -> int:
+    return state.high_watermark(stored, end, min_isr, now_ms, lambda broker_id: broker_id != dead)
+
+
 def test_high_watermark_is_minimum_of_ends() -> None:
     state = leader()
-    assert state.high_watermark(20, 20, 1, 0) == UNKNOWN_OFFSET, "no follower has fetched yet"
+    assert high_watermark(state, 20, 20, 1, 0) == UNKNOWN_OFFSET, "no follower has fetched yet"
     state.fetched(2, 15, 20, 1)
     state.fetched(3, 12, 20, 1)
-    assert state.high_watermark(20, 20, 1, 1) == 12
+    assert high_watermark(state, 20, 20, 1, 1) == 12
     state.fetched(3, 20, 20, 2)
-    assert state.high_watermark(20, 20, 1, 2) == 15
-    assert state.high_watermark(14, 20, 1, 2) == 14, "what this broker has synced counts too"
+    assert high_watermark(state, 20, 20, 1, 2) == 15
+    assert high_watermark(state, 14, 20, 1, 2) == 14, "what this broker has synced counts too"
     assert not state.fetched(4, 20, 20, 2)
 
 
 def test_high_watermark_waits_for_joining_replicas() -> None:
     state = leader((1, 2))
     state.fetched(2, 20, 20, 1)
-    assert state.high_watermark(20, 20, 1, 1) == 20, "broker 3 is far behind"
+    assert high_watermark(state, 20, 20, 1, 1) == 20, "broker 3 is far behind"
     state.fetched(3, 20, 20, 1)
     state.fetched(2, 25, 25, 2)
-    assert state.high_watermark(25, 25, 1, 2) == 20, "broker 3 is about to join"
-    assert state.high_watermark(25, 25, 1, 5000) == 25
+    assert high_watermark(state, 25, 25, 1, 2) == 20, "broker 3 is about to join"
+    assert high_watermark(state, 25, 25, 1, 2, dead=3) == 25
+    assert high_watermark(state, 25, 25, 1, 5000) == 25
 
 
 def test_high_watermark_stops_below_min_isr() -> None:
     state = leader((1,))
-    assert state.high_watermark(20, 20, 2, 0) == UNKNOWN_OFFSET
-    assert state.high_watermark(20, 20, 1, 0) == 20
+    assert high_watermark(state, 20, 20, 2, 0) == UNKNOWN_OFFSET
+    assert high_watermark(state, 20, 20, 1, 0) == 20
     alone = LeaderState(1, State((1,), replicas=(1,)), LAG, epoch_start_offset=0, now_ms=0)
-    assert alone.high_watermark(20, 20, 2, 0) == 20, "there are fewer replicas than min.insync.replicas"
+    assert high_watermark(alone, 20, 20, 2, 0) == 20, "there are fewer replicas than min.insync.replicas"
 
 
 def test_slow_replicas_leave_the_set() -> None:
@@ -115,7 +120,7 @@ def test_records_wait_for_both_sets() -> None:
     state.fetched(2, 15, 15, 0)
     state.fetched(3, 12, 15, 0)
     assert wanted(state, 0, end=15, high_watermark=12) == [1, 2, 3]
-    assert state.high_watermark(15, 15, 1, 9000) == 12, "the controller may have added broker 3"
+    assert high_watermark(state, 15, 15, 1, 9000) == 12, "the controller may have added broker 3"
 
 
 def test_older_states_are_ignored() -> None:

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from onceflow.log.clock import SystemClock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import RealDisk
+from onceflow.log.offset_checkpoint import parse_offsets
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import Broker
 from onceflow.wire.errors import ErrorCode
@@ -52,6 +53,12 @@ class Brokers:
         (created,) = admin.create_topics([NewTopic(topic, 1, 3, config=configs)]).values()
         created.result(30)
 
+    def log_starts(self, topic: str) -> set[int]:
+        """Return the log start of each replica, as it is stored."""
+        paths = [self.directory / str(broker_id) / "log-start-offset-checkpoint" for broker_id in self.running]
+        stored = [parse_offsets(path, path.read_bytes()) if path.exists() else {} for path in paths]
+        return {offsets.get((topic, 0), 0) for offsets in stored}
+
     def log(self, broker_id: int, topic: str) -> bytes:
         directory = self.directory / str(broker_id) / f"{topic}-0"
         return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
@@ -80,10 +87,14 @@ def send(bootstrap: str, topic: str, values: list[bytes]) -> None:
 
 
 def send_and_delete(bootstrap: str, topic: str) -> None:
-    """Send a record and delete all; the leader's segments stay, and only its log start moves."""
     send(bootstrap, topic, [b"deleted"])
+    delete(bootstrap, topic, -1)
+
+
+def delete(bootstrap: str, topic: str, offset: int) -> None:
+    """Delete the records below an offset (-1: all); the segments stay, and only the log start moves."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    (deleted,) = admin.delete_records([TopicPartition(topic, 0, -1)]).values()
+    (deleted,) = admin.delete_records([TopicPartition(topic, 0, offset)]).values()
     deleted.result(30)
 
 
@@ -125,12 +136,14 @@ def test_followers_copy_and_lead(brokers: Brokers, tree: Tree) -> None:
     send(brokers.bootstrap, "clicks", values)
     assert sorted(state(tree, "clicks")["isr"]) == [1, 2, 3]
     assert values[0] in await_equal_logs(brokers, "clicks")
+    delete(brokers.bootstrap, "clicks", 10)
+    tree.await_that(lambda: brokers.log_starts("clicks") == {10})
     former = state(tree, "clicks")["leader"]
     brokers.stop(former)
     tree.await_that(lambda: state(tree, "clicks")["leader"] not in (former, -1))
     more = [b"more %03d" % number for number in range(100)]
     send(brokers.bootstrap, "clicks", more)
-    assert read(brokers.bootstrap, "clicks", 200) == values + more
+    assert read(brokers.bootstrap, "clicks", 190, start=10) == values[10:] + more
     brokers.start(former)
     tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [1, 2, 3])
     await_equal_logs(brokers, "clicks")

@@ -136,10 +136,18 @@ class LeaderState:
         follower.fetched(offset, leader_end_offset, now_ms)
         return True
 
-    def high_watermark(self, stored_offset: int, leader_end_offset: int, min_isr: int, now_ms: float) -> int:
+    def high_watermark(
+        self,
+        stored_offset: int,
+        leader_end_offset: int,
+        min_isr: int,
+        now_ms: float,
+        is_eligible: Callable[[int], bool],
+    ) -> int:
         """Return the end of what all in-sync replicas have, -1 if it may not move (Partition.maybeIncrementLeaderHW).
 
-        `stored_offset` is the end of what this broker has synced.
+        `stored_offset` is the end of what this broker has synced; `is_eligible`: whether a broker is alive, and so may
+        be about to join.
         """
         if len(self.isr) < self.required(min_isr):
             return UNKNOWN_OFFSET
@@ -147,7 +155,8 @@ class LeaderState:
         maximal_isr = self.maximal_isr
         for broker_id, follower in self.followers.items():
             if follower.end_offset < offset and (
-                broker_id in maximal_isr or follower.is_caught_up(leader_end_offset, now_ms, self._lag)
+                broker_id in maximal_isr
+                or (follower.is_caught_up(leader_end_offset, now_ms, self._lag) and is_eligible(broker_id))
             ):
                 offset = follower.end_offset
         return offset

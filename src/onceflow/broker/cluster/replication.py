@@ -85,7 +85,11 @@ class Led:
         """Advance the high watermark, as far as the in-sync replicas allow it."""
         log = self.partition.log
         offset = self.state.high_watermark(
-            log.durability.stored_offset, log.log_end_offset, log.config.min_insync_replicas, self._replication.now_ms()
+            log.durability.stored_offset,
+            log.log_end_offset,
+            log.config.min_insync_replicas,
+            self._replication.now_ms(),
+            self._replication.is_alive,
         )
         log.advance_high_watermark(offset)
 
