@@ -33,13 +33,15 @@ Nodes = dict[str, tuple[bool, Any]]
 class KafkaOnZooKeeper(kafka.KafkaProcess):
     """An Apache Kafka that stores its topics in ZooKeeper."""
 
+    properties = PROPERTIES
+
     def __init__(self, directory: Path, classpath: Path, connect: str) -> None:
         super().__init__(directory, classpath)
         self._connect = connect
 
     def format(self) -> None:
         self.directory.mkdir()
-        text = PROPERTIES.format(port=self.port, connect=self._connect, directory=self.directory / "data")
+        text = self.properties.format(port=self.port, connect=self._connect, directory=self.directory / "data")
         self._properties.write_text(text)
 
 
