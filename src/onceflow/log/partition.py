@@ -85,6 +85,8 @@ class PartitionLog:
         self._disk = disk
         self._clock = clock
         self._is_refusing = False
+        self.is_truncating = False
+        """Whether a truncation has begun that has not ended: its files are not what this log knows."""
         self._adopt(config, loaded)
 
     def _adopt(self, config: LogConfig, loaded: Loaded) -> None:
@@ -337,6 +339,7 @@ class PartitionLog:
             self.epochs.truncate_from_end(offset)
             return None
         self.durability.failure = StorageFailed(f"{self.name}: the log is being truncated to {offset}")
+        self.is_truncating = True
         return Truncation(
             self._disk,
             self.directory,
@@ -350,6 +353,7 @@ class PartitionLog:
 
     def end_truncation(self, loaded: Loaded) -> None:
         """Continue with what is left after `Truncation.run`."""
+        self.is_truncating = False
         high_watermark, waits_for_replicas = self.visible.high_watermark, self.durability.waits_for_replicas
         self._adopt(self.config, loaded)
         if waits_for_replicas:

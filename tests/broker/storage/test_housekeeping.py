@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition as Place
@@ -13,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from onceflow.broker.node import Node
 from onceflow.broker.storage import record_checks
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC
 from onceflow.log.config import LogConfig
@@ -429,6 +431,41 @@ def test_a_topic_recreated_during_compaction(tmp_path: Path) -> None:
         broker.stop()
         broker.start()
         assert offsets(broker.log("table")) == list(range(30))
+
+
+def test_truncated_log_is_measured_again(
+    broker: DrivenBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower may truncate its log between the choice of the cleaner and its work."""
+    client.create_topic("table", cleanup_policy="compact")
+    produce(client, "table", 40)
+    log = broker.log("table")
+    truncated = threading.Event()
+
+    def truncate_once(node: Node) -> None:
+        cleaner = node.housekeeping.cleaner
+        choose = cleaner._dirtiest
+
+        async def choose_and_truncate() -> Any:
+            chosen = await choose()
+            if chosen is not None and not truncated.is_set():
+                truncation = log.begin_truncation(5)
+                assert truncation is not None
+                log.end_truncation(truncation.run())
+                truncated.set()
+            return chosen
+
+        monkeypatch.setattr(cleaner, "_dirtiest", choose_and_truncate)
+
+    broker.call(truncate_once)
+    eventually(lambda: after(broker, 15_000) and truncated.is_set(), "the log is truncated")
+    for number in range(5, 40):
+        client.produce("table", 0, keyed((f"k{number % 3}", f"again {number}")))
+    known = table(log)
+    eventually(lambda: after(broker, 15_000) and len(offsets(log)) < 10, "the log is compacted")
+    broker.stop()
+    broker.start()
+    assert table(broker.log("table")) == known
 
 
 def test_compaction_without_space_is_retried(tmp_path: Path) -> None:

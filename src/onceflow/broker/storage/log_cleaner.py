@@ -141,6 +141,11 @@ class LogCleaner:
         )
 
     async def _compact_one(self, partition: Partition, dirt: Dirt) -> None:
+        log = partition.log
+        if log.is_truncating or dirt.log.segments[-1] not in log.segments.in_order:
+            # A follower removes, or has removed, what was measured; `compacting` keeps it from doing so from now on.
+            self._put_off.add(partition)
+            return
         self.compacting = partition
         try:
             if await self._pass(partition, dirt):
