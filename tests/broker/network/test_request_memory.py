@@ -129,6 +129,26 @@ def test_requests_that_fit_the_side_part_overtake() -> None:
     asyncio.run(run())
 
 
+def test_newcomers_lock_out_only_each_other() -> None:
+    """Unfinished logins fill their own share; an authenticated client gets its memory from the others."""
+
+    async def run() -> None:
+        memory = RequestMemory(16 * MIB, 8 * MIB, lambda: None)
+        logins = [Reservation(memory, lambda: None) for _ in range(100)]
+        for login in logins:
+            login.is_newcomers = True
+        assert sum(login.grow(512 * 1024, 512 * 1024) for login in logins) == 32
+        for size_bytes in (MIB, 8 * MIB):
+            assert Reservation(memory, lambda: None).grow(size_bytes, size_bytes)
+        admitted = logins[0]
+        admitted.is_newcomers = False
+        before = memory.newcomers.used_bytes
+        assert admitted.grow(MIB, MIB)
+        assert memory.newcomers.used_bytes == before - 512 * 1024
+
+    asyncio.run(run())
+
+
 def test_a_closed_waiter_unblocks_the_next() -> None:
     """It holds nothing to release, and the memory for the next one has been free all the time."""
 

@@ -131,6 +131,7 @@ class Connection(SendingHalf):
         self._on_closed = on_closed
         self._view = memoryview(bytearray(BUFFER_BYTES_FIRST))
         self.reservation = Reservation(memory, self._on_memory_freed)
+        self.reservation.is_newcomers = newcomers is not None
         self._begin = self._end = 0
         self._received_bytes = 0
         self._arrival: Arrival | None = None
@@ -152,6 +153,7 @@ class Connection(SendingHalf):
         if self._newcomers is not None:
             self._newcomers.end(self)
             self._newcomers = None
+            self.reservation.is_newcomers = False
             self._plain_bytes_max = plain_bytes_max(self._config)
 
     # Reading

@@ -1,7 +1,8 @@
 """Memory limit of the receive buffers of all connections: `queued.max.request.bytes`.
 
 The memory has two equal shares, for requests of at most SMALL_REQUEST_BYTES_MAX and for larger ones, so that neither
-kind can lock the other out. A connection reserves memory in steps as its request arrives, not when the request
+kind can lock the other out. A third share, beside the limit, is for clients that are not authenticated yet: they lock
+out only each other. A connection reserves memory in steps as its request arrives, not when the request
 announces its size.
 
 A share has two parts.
@@ -22,6 +23,8 @@ import asyncio
 from collections.abc import Callable
 
 SMALL_REQUEST_BYTES_MAX = 1024 * 1024
+NEWCOMERS_BYTES_MAX = 16 * 1024 * 1024
+"""Share of the clients that are not authenticated yet; most logins fit into a connection's first buffer."""
 SIDE_FRACTION = 1 / 4
 """Fraction of a share that is its side part, at most half of what the largest request leaves."""
 KEPT_FRACTION = 3 / 4
@@ -33,11 +36,22 @@ RECLAIM_SECONDS = 0.5
 class Reservation:
     """Memory of one connection's receive buffer beyond its first size, and the memory that it waits for."""
 
-    __slots__ = ("_memory", "_on_granted", "_part", "_share", "_step_bytes", "request_bytes", "size_bytes")
+    __slots__ = (
+        "_memory",
+        "_on_granted",
+        "_part",
+        "_share",
+        "_step_bytes",
+        "is_newcomers",
+        "request_bytes",
+        "size_bytes",
+    )
 
     def __init__(self, memory: "RequestMemory", on_granted: Callable[[], None]) -> None:
         self._memory = memory
         self._on_granted = on_granted
+        self.is_newcomers = False
+        """Whether the client is not authenticated yet."""
         self._share: _Share | None = None
         self._part: _Part | None = None
         self._step_bytes = self.request_bytes = 0
@@ -55,7 +69,7 @@ class Reservation:
 
     def grow(self, step_bytes: int, request_bytes: int) -> bool:
         """Reserve a total of `step_bytes` for a request of `request_bytes`; return False if it must wait."""
-        share = self._memory.share_for(request_bytes)
+        share = self._memory.newcomers if self.is_newcomers else self._memory.share_for(request_bytes)
         self._step_bytes, self.request_bytes = step_bytes, request_bytes
         if share is self._share and step_bytes <= self.size_bytes:
             return True
@@ -181,7 +195,8 @@ class RequestMemory:
         self.bytes_max = bytes_max
         self._small = _Share(bytes_max // 2, SMALL_REQUEST_BYTES_MAX)
         self._large = _Share(bytes_max // 2, largest_bytes)
-        self.shares = (self._small, self._large)
+        self.newcomers = _Share(NEWCOMERS_BYTES_MAX, SMALL_REQUEST_BYTES_MAX)
+        self.shares = (self._small, self._large, self.newcomers)
         self._reclaim = reclaim
         self._is_relief_scheduled = False
         self._is_serving_scheduled = False
@@ -197,7 +212,7 @@ class RequestMemory:
         return any(share.waiting for share in self.shares)
 
     def share_for(self, request_bytes: int) -> _Share:
-        """Return the share for a request of this size."""
+        """Return the share for a request of this size, of an authenticated client."""
         return self._small if request_bytes <= SMALL_REQUEST_BYTES_MAX else self._large
 
     def reclaim_soon(self) -> None:
