@@ -135,6 +135,34 @@ def test_other_topics_stay_served(new_broker: NewBroker, tree: Tree, caplog: pyt
     assert f"a change in ZooKeeper by another program is not followed: {reason}" in caplog.text
 
 
+def test_unusable_topics_are_left_out(new_broker: NewBroker, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    unusable = {
+        "nested": ('{"x":' + "[" * 100_000, "maximum recursion depth"),
+        "__cluster_metadata": (topic_node([[1]]), "'__cluster_metadata' is not the name of a topic"),
+        "a b": (topic_node([[1]]), "'a b' is not the name of a topic"),
+        "empty": (topic_node([[1], []]), "a partition has no replicas"),
+        "pages": (topic_node([[1]]), "/brokers/topics/pages/partitions/0/state in ZooKeeper holds"),
+    }
+    with new_broker() as broker:
+        tree.write("/brokers/topics/pages/partitions/0/state", "{")
+        for name, (value, _reason) in unusable.items():
+            tree.write(f"/brokers/topics/{name}", value)
+        create(tree, "visits")
+        tree.await_that(lambda: is_served(broker, "visits"))
+        tree.await_that(lambda: all(reason in caplog.text for _value, reason in unusable.values()))
+        assert not any(is_served(broker, name) for name in unusable)
+        broker.create_topic("clicks")
+
+
+def test_left_configuration_is_replaced(new_broker: NewBroker, tree: Tree) -> None:
+    """A tool writes the configuration first, and may not come to the topic."""
+    with new_broker() as broker:
+        tree.write("/config/topics/visits", '{"version":1,"config":{"retention.ms":"8"}}')
+        broker.create_topic("visits", configs={"flush.ms": "9"})
+        assert is_served(broker, "visits")
+        assert tree.json("/config/topics/visits")["config"] == {"flush.ms": "9"}
+
+
 def test_unsupported_change_is_not_applied(new_broker: NewBroker, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
     with new_broker() as broker:
         broker.create_topic("visits", configs={"retention.ms": "7"})

@@ -14,7 +14,7 @@ from onceflow.broker.topics.records import (
     PartitionRecord,
     TopicRecord,
 )
-from onceflow.broker.topics.topics import Topics
+from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics, is_legal_name
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
@@ -63,10 +63,14 @@ def _stored_topic(
     name: str, stored: StoredNode, config: StoredNode | None, id_of: Callable[[str], UUID]
 ) -> StoredTopic:
     path = nodes.topic_path(name)
+    if not is_legal_name(name) or name == CLUSTER_METADATA_TOPIC:
+        raise nodes.damaged(path, stored.value, f"{name!r} is not the name of a topic")
     topic = nodes.decode(nodes.TopicNode, path, stored.value)
     replicas = {nodes.decode_number(path, index.encode()): brokers for index, brokers in topic.partitions.items()}
     if set(replicas) != set(range(len(replicas))):
         raise nodes.damaged(path, stored.value, "partitions must be numbered from 0 without a gap")
+    if not all(replicas.values()):
+        raise nodes.damaged(path, stored.value, "a partition has no replicas")
     topic_id = id_of(name) if topic.topic_id is None else nodes.decode_uuid(path, topic.topic_id)
     return StoredTopic(name, topic_id, replicas, _configs(name, config), topic.topic_id is None)
 
@@ -120,13 +124,23 @@ def records_of(topic: StoredTopic) -> Iterator[MetadataRecord]:
         yield PartitionRecord(index, topic.topic_id, replicas[0], replicas)
 
 
-def read_states(zookeeper: ZooKeeper, topics: Sequence[StoredTopic]) -> dict[Place, State]:
-    """Return the states of the topics' partitions, without those that have none. Raises OutcomeUnknown, DamagedNode."""
+def read_states(
+    zookeeper: ZooKeeper, topics: Sequence[StoredTopic], on_damaged: Callable[[nodes.DamagedNode], None]
+) -> tuple[Sequence[StoredTopic], Mapping[Place, State]]:
+    """Return the topics, and the states of their partitions, without those that have none.
+
+    A topic with a damaged state is left out if `on_damaged` does not raise its error. Raises OutcomeUnknown.
+    """
     places = [(topic.name, index) for topic in topics for index in range(len(topic.replicas))]
     paths = [nodes.state_path(*place) for place in places]
     stored = zookeeper.read_all(paths)
-    return {
-        place: nodes.state_of(path, node)
-        for place, path, node in zip(places, paths, stored, strict=True)
-        if node is not None
-    }
+    states: dict[Place, State] = {}
+    damaged: set[str] = set()
+    for place, path, node in zip(places, paths, stored, strict=True):
+        try:
+            if node is not None:
+                states[place] = nodes.state_of(path, node)
+        except nodes.DamagedNode as error:
+            on_damaged(error)
+            damaged.add(place[0])
+    return [topic for topic in topics if topic.name not in damaged], states

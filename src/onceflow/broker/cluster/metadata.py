@@ -15,6 +15,7 @@ the same time. The next start reads the topics again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -461,7 +462,8 @@ class RegistryMetadata:
         for topic in seen.topics:
             if topic.lacks_id and topic.name not in seen.deletions:
                 registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))
-        return _Look(seen, registry.read(lambda zookeeper: read_states(zookeeper, seen.topics)))
+        topics, states = registry.read(lambda zookeeper: read_states(zookeeper, seen.topics, on_damaged))
+        return _Look(replace(seen, topics=topics), states)
 
     def _end_looking(self, unread: Sequence[Callable[[], None]], look: _Look) -> None:
         self._is_looking = False

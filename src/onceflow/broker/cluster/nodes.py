@@ -158,7 +158,7 @@ def decode(kind: type[Node], path: str, value: bytes) -> Node:
     """Parse a value of `encode`, or of Kafka's. Raises DamagedNode."""
     try:
         return msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise damaged(path, value, str(error)) from error
 
 

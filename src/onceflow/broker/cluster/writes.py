@@ -9,14 +9,17 @@ from uuid import UUID
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.registry import Write
-from onceflow.broker.cluster.zookeeper import Create, Set
+from onceflow.broker.cluster.zookeeper import Create, Put, Set
 from onceflow.broker.topics.topics import Topic
 
 
 def create_topic(topic: Topic) -> Write:
-    """Return the write of a new topic, without the states of its partitions."""
+    """Return the write of a new topic, without the states of its partitions.
+
+    A tool that was killed may have left its configuration.
+    """
     return [
-        Create(nodes.config_path(topic.name), _config(topic.configs)),
+        Put(nodes.config_path(topic.name), _config(topic.configs)),
         Create(nodes.topic_path(topic.name), _assignment(topic)),
     ]
 

@@ -89,6 +89,14 @@ class Set:
 
 
 @dataclass(frozen=True, slots=True)
+class Put:
+    """Create a node, or replace the value of the one that another program has left there."""
+
+    path: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete a node without children."""
 
@@ -103,7 +111,7 @@ class Check:
     version: int
 
 
-Operation: TypeAlias = Create | Set | Delete | Check
+Operation: TypeAlias = Create | Set | Put | Delete | Check
 
 
 class StoredNode(NamedTuple):
@@ -258,6 +266,10 @@ class ZooKeeper:
                     transaction.create(path, value, ephemeral=ephemeral, sequence=sequence)
                 case Set(_, value, version):
                     transaction.set_data(path, value, version)
+                case Put(_, value) if self.read(operation.path) is not None:
+                    transaction.set_data(path, value)
+                case Put(_, value):
+                    transaction.create(path, value)
                 case Delete():
                     transaction.delete(path)
                 case Check(_, version):
