@@ -7,6 +7,7 @@ _MECHANISMS = "broker/security/test_sasl_mechanisms.py::"
 _TLS = "broker/security/test_tls.py::"
 _NEWCOMERS = "broker/network/test_newcomers.py::"
 _GATE = "broker/handlers/authentication.py"
+_TLS_SOCKET = "broker/network/tls_connection.py"
 
 MUTANTS = (
     Mutant(
@@ -100,5 +101,53 @@ MUTANTS = (
         '        own = {"client_auth": "none"} | own',
         "        own = dict(own)",
         "broker/settings/test_table.py::test_client_auth_of_sasl_needs_the_prefix",
+    ),
+    Mutant(
+        _TLS_SOCKET,
+        "                    if received_bytes >= RECORD_BYTES_MAX:",
+        "                    if not buffer:",
+        "broker/network/test_tls_socket.py::test_endless_key_updates_end_the_connection",
+    ),
+    Mutant(
+        _TLS_SOCKET,
+        "for _step in range(STEPS_PER_READ):",
+        "for _step in range(10**9):",
+        "broker/network/test_tls_socket.py::test_one_turn_reads_some_small_records",
+    ),
+    Mutant(
+        "broker/network/request_memory.py",
+        "self._memory.newcomers if self.is_newcomers else ",
+        "",
+        "broker/network/test_request_memory.py::test_newcomers_lock_out_only_each_other",
+    ),
+    Mutant(
+        "broker/network/request.py",
+        "            self.timed(work),",
+        "            work,",
+        "broker/security/test_quotas.py::test_all_time_of_a_request_counts",
+    ),
+    Mutant(
+        "broker/security/principal_rules.py",
+        "re.compile(match[1], re.ASCII)",
+        "re.compile(match[1])",
+        "broker/security/test_principal_rules.py::test_the_first_matching_rule_applies",
+    ),
+    Mutant(
+        "log/directory.py",
+        "os.makedirs(path, mode=OWNER_ONLY, exist_ok=True)",
+        "os.makedirs(path, exist_ok=True)",
+        "log/test_directory.py::test_new_directory_is_its_owners",
+    ),
+    Mutant(
+        "cli/logs.py",
+        "record.message.translate(CONTROL_CHARACTERS)",
+        "record.message",
+        "cli/test_logs.py::test_a_message_is_one_line",
+    ),
+    Mutant(
+        "dashboard/login.py",
+        "        self._failures.add(client)\n        if self._waiting < WAITING_MAX:",
+        "        if self._waiting < WAITING_MAX:",
+        "dashboard/test_login.py::test_failed_attempts_wait",
     ),
 )
