@@ -92,6 +92,7 @@ OWN_VALUES = (
     "offsets.topic.replication.factor",
     "queued.max.request.bytes",
     "sasl.enabled.mechanisms",
+    "sasl.oauthbearer.jwt.validator.class",
     "share.coordinator.state.topic.min.isr",
     "share.coordinator.state.topic.replication.factor",
     "socket.listen.backlog.size",

@@ -274,10 +274,12 @@ def test_kafkas_login_modules_of_tokens_are_accepted() -> None:
         "sasl.enabled.mechanisms": "OAUTHBEARER",
         "sasl.oauthbearer.jwks.endpoint.url": "file:///keys",
         f"{prefix}jaas.config": f"{package}.OAuthBearerLoginModule required ;",
+        f"{prefix}oauthbearer.jwt.validator.class": f"{package}.BrokerJwtValidator",
         f"{prefix}server.callback.handler.class": f"{package}.OAuthBearerValidatorCallbackHandler",
     }
     notes = resolve(Source(DATA | given)).notes
-    assert len(notes) == 2 and all("has what validates tokens" in note for note in notes)
+    assert ["has what validates tokens" in note for note in notes] == [True, False, True]
+    assert "is always the case here: each token is verified" in notes[1]
     given[f"{prefix}server.callback.handler.class"] = "com.example.Handler"
     with pytest.raises(SettingRefused, match=r"=com.example.Handler is not org.apache.*: other callback handlers are"):
         resolve(Source(DATA | given))

@@ -213,7 +213,7 @@ class Authenticator:
             return
         request.respond(
             error_code=ErrorCode.none,
-            error_message=None,
+            error_message="",
             auth_bytes=response,
             session_lifetime=timedelta(milliseconds=lifetime_ms),
         )

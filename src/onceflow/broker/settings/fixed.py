@@ -23,6 +23,10 @@ FIXED: dict[str, tuple[str, str]] = {
     "group.coordinator.rebalance.protocols": ("classic", "groups use the classic protocol"),
     "ssl.keystore.type": ("PEM", _PEM),
     "ssl.truststore.type": ("PEM", _PEM),
+    "sasl.oauthbearer.jwt.validator.class": (
+        "org.apache.kafka.common.security.oauthbearer.BrokerJwtValidator",
+        "each token is verified; sasl.oauthbearer.validator names a function of yours",
+    ),
     "offsets.topic.compression.codec": ("0", "the broker's own records are small"),
     "transaction.two.phase.commit.enable": ("false", "every transaction has a timeout"),
     "remote.log.storage.system.enable": ("false", "all records are on this broker's own disk"),
@@ -67,8 +71,9 @@ _TYPES: dict[int, tuple[str, ...]] = {
     ),
     5: ("log.roll.jitter.ms",),
     7: ("group.coordinator.rebalance.protocols",),
+    8: ("sasl.oauthbearer.jwt.validator.class",),
 }
-"""Names in FIXED by DescribeConfigsResponse.ConfigType: boolean, int, short, long, list. All others are strings."""
+"""Names in FIXED by DescribeConfigsResponse.ConfigType: boolean, int, short, long, list, class. Others are strings."""
 
 
 def fixed_type(name: str) -> int:
@@ -181,7 +186,6 @@ REFUSED: dict[str, str] = {
     "ssl.cipher.suites": "the cipher suites are OpenSSL's, as Python chooses them",
     "ssl.engine.factory.class": "TLS engines are Java classes",
     "sasl.kerberos.": _NO_KERBEROS,
-    "sasl.oauthbearer.jwt.validator.class": "validators are Java classes; sasl.oauthbearer.validator is a function",
     "sasl.jaas.config": "users of PLAIN are in listener.name.NAME.plain.sasl.jaas.config",
     "sasl.server.callback.handler.class": "callback handlers are Java classes",
     "security.providers": "security providers are Java classes",
