@@ -116,6 +116,13 @@ class BrokerConfig:
     zookeeper_session_timeout_ms: int = 18_000
     zookeeper_connection_timeout_ms: int = 18_000
     """Kafka's default is the session timeout."""
+    replication_factor_default: int = 1
+    controlled_shutdown: bool = True
+    controlled_shutdown_retries: int = 3
+    controlled_shutdown_pause_ms: int = 5_000
+    leader_rebalance: bool = True
+    leader_imbalance_check_seconds: int = 300
+    leader_imbalance_percent_max: int = 10
     replica_lag_time_max_ms: int = 30_000
     """Time after which a follower that is not at the leader's end is not in sync any more."""
     replica_lag_messages_max: int = INT64_MAX

@@ -45,6 +45,7 @@ from onceflow.wire.known_produce import KnownRequests
 
 if TYPE_CHECKING:
     from onceflow.broker.cluster.forwarding import TopicForwarder
+    from onceflow.broker.cluster.leaving import Leaving
     from onceflow.broker.cluster.member import Member
     from onceflow.broker.cluster.metadata import RegistryMetadata
     from onceflow.broker.cluster.registry import Registry
@@ -61,6 +62,7 @@ class Cluster(NamedTuple):
     member: "Member"
     metadata: "RegistryMetadata"
     forwarder: "TopicForwarder"
+    leaving: "Leaving"
     replication: "Replication"
 
 
@@ -109,6 +111,7 @@ class Node:
             thread=self.housekeeping_thread,
         )
         self.topics = Topics(self.node_id, config.partition_count_default, config.partitions_max)
+        self.topics.replication_factor_default = config.replication_factor_default
         self.metadata_entries = MetadataEntries(self.node_id)
         self.logs = TopicLogs(config, self.partitions, directory, disk=disk, clock=clock)
         self.acls = Acls()
@@ -161,6 +164,7 @@ class Node:
     def _join_cluster(self) -> None:
         """Obey the controller, or be the controller, from now on."""
         from onceflow.broker.cluster.forwarding import TopicForwarder
+        from onceflow.broker.cluster.leaving import Attempts, Leaving
         from onceflow.broker.cluster.member import Member
         from onceflow.broker.cluster.metadata import RegistryMetadata
         from onceflow.broker.cluster.view import ClusterView
@@ -178,7 +182,10 @@ class Node:
             replication,
             self._delete_offsets_of,
         )
-        self.cluster = Cluster(view, member, self.metadata, TopicForwarder(self.node_id, view), replication)
+        attempts = Attempts(self.config.controlled_shutdown_retries, self.config.controlled_shutdown_pause_ms / 1000)
+        leaving = Leaving(self.node_id, view, self.metadata, attempts)
+        forwarder = TopicForwarder(self.node_id, view)
+        self.cluster = Cluster(view, member, self.metadata, forwarder, leaving, replication)
         self.partitions.is_elsewhere = self._has_topic_partition
         self.metadata.connect(member.deliver, member.when_idle)
 

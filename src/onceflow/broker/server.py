@@ -211,7 +211,11 @@ class Broker:
         logger.info("metrics are at %s", self._exporter.url)
 
     async def stop(self) -> bool:
-        """Send the possible responses, close all connections and logs; return whether all logs were closed."""
+        """Send the possible responses, close all connections and logs; return whether all logs were closed.
+
+        In a cluster the leaders of this broker are moved first, while it still serves.
+        """
+        await self._leave_cluster()
         if self._exporter is not None:
             await self._exporter.stop()
         if self._listener is not None:
@@ -221,6 +225,17 @@ class Broker:
         if self._watch is not None:
             self._watch.stop()
         return await self.node.close()
+
+    async def _leave_cluster(self) -> None:
+        node = self._node
+        if node is not None and node.cluster is not None and self.config.controlled_shutdown and not node.is_lost:
+            await node.cluster.leaving.move_leaders()
+
+    def _balance_leaders(self) -> None:
+        """Check, as the controller, which brokers do not lead their preferred partitions."""
+        cluster, seconds = self.node.cluster, self.config.leader_imbalance_check_seconds
+        if cluster is not None and self.config.leader_rebalance and self._ticks % round(seconds / TICK_SECONDS) == 0:
+            cluster.metadata.balance_leaders(self.config.leader_imbalance_percent_max)
 
     def reload_certificates(self) -> None:
         """Load the certificates of all listeners again; a file that changes is loaded without this."""
@@ -322,6 +337,7 @@ class Broker:
             node.transactions.tick,
             self._check_connections,
             self._check_directory,
+            self._balance_leaders,
         ):
             try:
                 work()

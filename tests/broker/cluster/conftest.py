@@ -85,10 +85,14 @@ def link(zookeeper: ZooKeeperProcess) -> Iterator[Link]:
 
 @pytest.fixture
 def new_broker(tree: Tree) -> Callable[..., Broker]:
-    """A factory of brokers on the test's chroot; settings with underscores."""
+    """A factory of brokers on the test's chroot; settings with underscores.
+
+    A broker that stops does not wait for a controller that has stopped before.
+    """
 
     def make(path: Any = None, **settings: Any) -> Broker:
         named = {name.replace("_", "."): value for name, value in settings.items()}
-        return Broker(path, settings={"zookeeper.connect": tree.connect, **named})
+        defaults: dict[str, Any] = {"zookeeper.connect": tree.connect, "controlled.shutdown.max.retries": 0}
+        return Broker(path, settings={**defaults, **named})
 
     return make

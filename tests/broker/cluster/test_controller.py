@@ -278,3 +278,21 @@ def test_many_partitions_take_several_requests(monkeypatch: pytest.MonkeyPatch) 
         messages = [request.message for request in added.requests if request.api_key == api_key]
         states = [[p.partition_index for topic in m.topic_states for p in topic.partition_states] for m in messages]
         assert states == [[0, 1], [2, 3], [4]]
+
+
+def test_imbalance_is_counted_by_broker() -> None:
+    controller, _ = elected([2, 3], [1, 2], [1, 2], [1, 3], [2, 1])
+    assert controller.imbalanced(0) == []
+    controller.brokers_changed(brokers(1, 2, 3))
+    assert controller.imbalanced(0) == []
+    for index, leader in enumerate((2, 2, 3)):
+        epoch, version = controller.states["clicks", index].leader_epoch, controller.states["clicks", index].version
+        controller.alter_partitions(
+            leader, 100 + leader, {("clicks", index): AlteredPartition(epoch, (leader, 1), version)}
+        )
+    assert controller.imbalanced(0) == [("clicks", 0), ("clicks", 1), ("clicks", 2)]
+    controller.elect_leaders([("clicks", 0), ("clicks", 1)], unclean=False)
+    assert controller.imbalanced(34) == []
+    assert controller.imbalanced(33) == [("clicks", 2)]
+    controller.shut_down(1, 101)
+    assert controller.imbalanced(0) == []

@@ -15,11 +15,12 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.zookeeper_process import Link
-from tests.broker.raw_client import batch_of, connected, milliseconds
+from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 NewBroker = Callable[..., Broker]
 PARTITIONS = 6
-SESSION_MS = 1000
+SESSION_MS = 20_000
+"""Brokers that stop end their sessions themselves."""
 
 
 class Brokers:
@@ -34,8 +35,7 @@ class Brokers:
         self.running[broker_id] = self._new_broker(
             self._directory / str(broker_id),
             broker_id=broker_id,
-            zookeeper_session_timeout_ms=SESSION_MS,
-            **settings,
+            **{"zookeeper_session_timeout_ms": SESSION_MS, **settings},
         ).start()
         return self.running[broker_id]
 
@@ -49,9 +49,9 @@ class Brokers:
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap})
 
-    def create(self, topic: str, partitions: int = PARTITIONS) -> None:
+    def create(self, topic: str, partitions: int = PARTITIONS, replication_factor: int = 1) -> None:
         admin = self.admin()
-        (created,) = admin.create_topics([NewTopic(topic, partitions, 1)]).values()
+        (created,) = admin.create_topics([NewTopic(topic, partitions, replication_factor)]).values()
         created.result(30)
         for broker_id in self.running:
             self.await_leaders(topic, broker_id)
@@ -189,7 +189,8 @@ def test_a_deposed_controller_obeys(new_broker: NewBroker, tree: Tree, link: Lin
     brokers = Brokers(new_broker, tmp_path)
     with ExitStack() as stack:
         stack.callback(lambda: [broker.stop() for broker in brokers.running.values()])
-        brokers.start(1, zookeeper_connect=f"{link.address}{tree.chroot}")
+        connect = f"{link.address}{tree.chroot}"
+        brokers.start(1, zookeeper_connect=connect, zookeeper_session_timeout_ms=1000)
         brokers.start(2)
         brokers.create("clicks")
         link.cut()
@@ -296,3 +297,48 @@ def test_elections_are_the_controllers(brokers: Brokers) -> None:
             codes[broker_id] = [partition.error_code for partition in topic.partition_result]
     assert codes[1] == [ErrorCode.election_not_needed, ErrorCode.unknown_topic_or_partition]
     assert codes[2] == [ErrorCode.not_controller] * 2
+
+
+def states(tree: Tree, topic: str) -> list[dict[str, Any]]:
+    """Return the states of a topic's partitions in ZooKeeper."""
+    names = tree.children(f"/brokers/topics/{topic}/partitions")
+    return [tree.json(f"/brokers/topics/{topic}/partitions/{name}/state") for name in names]
+
+
+def test_leaders_move_before_a_stop(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    """They move back when the preferred replica is in sync again."""
+    brokers = Brokers(new_broker, tmp_path)
+    balance = {"leader_imbalance_check_interval_seconds": 1, "leader_imbalance_per_broker_percentage": 0}
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in brokers.running.values()])
+        for broker_id in (1, 2, 3):
+            brokers.start(broker_id, **balance)
+        brokers.create("clicks", replication_factor=3)
+        preferred = brokers.leaders("clicks", from_broker=1)
+        for stopped in (3, 1):
+            brokers.stop(stopped)
+            assert all(state["leader"] not in (-1, stopped) for state in states(tree, "clicks"))
+            assert all(stopped not in state["isr"] for state in states(tree, "clicks"))
+            brokers.start(stopped, **balance)
+            tree.await_that(lambda: brokers.leaders("clicks", from_broker=2) == preferred)
+        assert all(len(state["isr"]) == 3 for state in states(tree, "clicks"))
+
+
+def test_default_replication_factor(new_broker: NewBroker, tree: Tree) -> None:
+    wanted = {"name": "clicks", "num_partitions": 2, "replication_factor": -1, "assignments": [], "configs": []}
+    with new_broker(default_replication_factor=2) as first, connected(first.bootstrap_servers) as client:
+        creation = {"topics": [wanted], "timeout": milliseconds(1000), "validate_only": False}
+        (refused,) = client.ask(apis.CREATE_TOPICS, 5, **creation).topics
+        assert refused.error_code == ErrorCode.invalid_replication_factor
+        with new_broker(broker_id=2):
+            tree.await_that(lambda: len(first_brokers(client)) == 2)
+            (created,) = client.ask(apis.CREATE_TOPICS, 5, **creation).topics
+            assert (created.error_code, created.replication_factor) == (0, 2)
+            assert all(
+                sorted(replicas) == [1, 2] for replicas in tree.json("/brokers/topics/clicks")["partitions"].values()
+            )
+
+
+def first_brokers(client: RawClient) -> list[int]:
+    response = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
+    return [broker.node_id for broker in response.brokers]

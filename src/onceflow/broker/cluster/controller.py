@@ -359,6 +359,23 @@ class Controller:
             isr = tuple(broker for broker in state.isr if broker != broker_id)
             self._change(outbox, place, state.changed(state.leader, isr, self.epoch))
 
+    def imbalanced(self, percent_max: int) -> list[Place]:
+        """Return partitions whose preferred replica could lead, of brokers that lead too few of theirs.
+
+        A broker has too few if others lead more than this percentage of them
+        (KafkaController.checkAndTriggerAutoLeaderRebalance).
+        """
+        preferred: dict[int, list[Place]] = {}
+        for place, state in self.states.items():
+            if place[0] not in self.deleting and state.leader in self.brokers:
+                preferred.setdefault(self.replicas[place].replicas[0], []).append(place)
+        moved: list[Place] = []
+        for broker_id, places in preferred.items():
+            elsewhere = [place for place in places if self.states[place].leader != broker_id]
+            if broker_id in self.live and 100 * len(elsewhere) > percent_max * len(places):
+                moved += [place for place in elsewhere if broker_id in self.states[place].isr]
+        return moved
+
     def elect_leaders(self, places: Iterable[Place], *, unclean: bool) -> tuple[Decision, Mapping[Place, ErrorCode]]:
         """Elect the preferred leaders of partitions, or leaders of offline ones from any live replica."""
         outbox = self._outbox()

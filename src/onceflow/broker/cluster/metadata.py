@@ -380,6 +380,16 @@ class RegistryMetadata:
         self._decided(decision)
         self._queue.when_applied(lambda error_code: respond(error_code or results))
 
+    def balance_leaders(self, percent_max: int) -> None:
+        """Move leaders back to their preferred replicas, as the controller."""
+        if self._controller is None or self._queue.failure is not None:
+            return
+        places = self._controller.imbalanced(percent_max)
+        if places:
+            logger.info("%d partitions get their preferred leaders again", len(places))
+            decision, _results = self._controller.elect_leaders(places, unclean=False)
+            self._decided(decision)
+
     def alter_partitions(
         self,
         broker_id: int,

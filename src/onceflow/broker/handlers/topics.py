@@ -130,7 +130,7 @@ def _created(node: Node, created: Created) -> dict[str, Any]:
         "error_code": ErrorCode.none,
         "error_message": None,
         "num_partitions": created.partition_count,
-        "replication_factor": 1,
+        "replication_factor": created.replication_factor,
         "configs": [
             {name: entry[name] for name in CREATED_ENTRY} for entry in topic_entries(topic, config, node.config.log)
         ],

@@ -10,7 +10,6 @@ _ONE_PARTITION = "one partition suffices: all state is on this broker, and one f
 _PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are converted by keytool and openssl"
 
 FIXED: dict[str, tuple[str, str]] = {
-    "default.replication.factor": ("1", _ONE_BROKER),
     "offsets.topic.replication.factor": ("1", _ONE_BROKER),
     "transaction.state.log.replication.factor": ("1", _ONE_BROKER),
     "transaction.state.log.min.isr": ("1", _ONE_BROKER),
@@ -54,7 +53,6 @@ _TYPES: dict[int, tuple[str, ...]] = {
         "zookeeper.ssl.client.enable",
     ),
     3: (
-        "default.replication.factor",
         "log.cleaner.threads",
         "log.roll.jitter.hours",
         "max.incremental.fetch.session.cache.slots",
@@ -118,9 +116,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "replication.quota.": _ONE_BROKER,
     "alter.log.dirs.": "there is one directory",
     "num.replica.alter.log.dirs.threads": "there is one directory",
-    "controlled.shutdown.": _ONE_BROKER,
-    "leader.imbalance.": _ONE_BROKER,
-    "auto.leader.rebalance.enable": _ONE_BROKER,
     "num.recovery.threads.per.data.dir": "logs are recovered one after another",
     "log.dir.failure.timeout.ms": "there is one directory",
     "log.flush.scheduler.interval.ms": "each log is flushed when it is due",

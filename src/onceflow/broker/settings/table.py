@@ -21,7 +21,6 @@ from onceflow.broker.settings.kinds import (
     HOST,
     IMPORT_PATH,
     INT32_MAX,
-    INT64_MAX,
     MS,
     MS_OR_NONE,
     MS_POSITIVE,
@@ -32,6 +31,7 @@ from onceflow.broker.settings.kinds import (
     Fraction,
     Whole,
 )
+from onceflow.broker.settings.replication import REPLICATION
 from onceflow.broker.settings.security import SASL, SECURITY
 from onceflow.broker.settings.setting import Setting
 
@@ -117,70 +117,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "Maximum time to connect to ZooKeeper at the start. Kafka's default is the session timeout.",
         ),
     ),
-    "Replication": (
-        Setting(
-            "min.insync.replicas",
-            "log.min_insync_replicas",
-            Whole(1, INT32_MAX),
-            "Default of the topic config: number of replicas that must be in sync for a record with acks=all. Of a"
-            " partition with fewer replicas all must be.",
-        ),
-        Setting(
-            "replica.lag.time.max.ms",
-            "replica_lag_time_max_ms",
-            Whole(1, INT64_MAX),
-            "Time after which a follower leaves the in-sync replicas if it was not at the leader's end.",
-        ),
-        Setting(
-            "replica.lag.max.messages",
-            "replica_lag_messages_max",
-            Whole(1, INT64_MAX),
-            "Number of records that a follower may lack before it leaves the in-sync replicas; no limit by default."
-            " Only Kafka's releases before 0.9 had this setting.",
-        ),
-        Setting(
-            "num.replica.fetchers",
-            "replica_fetchers",
-            Whole(1, 100),
-            "Number of connections to each other broker that copy partitions.",
-        ),
-        Setting(
-            "replica.fetch.wait.max.ms",
-            "replica_fetch_wait_max_ms",
-            Whole(0, INT32_MAX),
-            "Maximum time that a leader delays its response to a follower while there are no records.",
-        ),
-        Setting(
-            "replica.fetch.min.bytes",
-            "replica_fetch_bytes_min",
-            Whole(0, INT32_MAX),
-            "Bytes for which a leader delays its response to a follower.",
-        ),
-        Setting(
-            "replica.fetch.max.bytes",
-            "replica_fetch_bytes_max",
-            Whole(0, INT32_MAX),
-            "Bytes of a partition in one response to a follower; a larger first batch is sent nevertheless.",
-        ),
-        Setting(
-            "replica.fetch.response.max.bytes",
-            "replica_fetch_response_bytes_max",
-            Whole(0, INT32_MAX),
-            "Bytes of all partitions in one response to a follower; a larger first batch is sent nevertheless.",
-        ),
-        Setting(
-            "replica.fetch.backoff.ms",
-            "replica_fetch_backoff_ms",
-            Whole(0, INT32_MAX),
-            "Delay before a partition, or a leader, is fetched again after an error.",
-        ),
-        Setting(
-            "replica.socket.timeout.ms",
-            "replica_socket_timeout_ms",
-            Whole(1, INT32_MAX),
-            "Maximum time that a follower waits for a response; longer than `replica.fetch.wait.max.ms`.",
-        ),
-    ),
+    "Replication": REPLICATION,
     "Topics": (
         Setting(
             "auto.create.topics.enable",

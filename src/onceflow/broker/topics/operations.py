@@ -54,6 +54,7 @@ class Created:
     error_message: str | None = None
     topic_id: uuid.UUID | None = None
     partition_count: int = -1
+    replication_factor: int = -1
     configs: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -517,9 +518,15 @@ def _take(charge: Charge | None, partitions: int) -> None:
 
 def _created(name: str, records: Sequence[MetadataRecord]) -> Created:
     (topic_id,) = (record.topic_id for record in records if isinstance(record, TopicRecord))
-    count = sum(isinstance(record, PartitionRecord) for record in records)
+    partitions = [record for record in records if isinstance(record, PartitionRecord)]
     configs = {record.name: record.value or "" for record in records if isinstance(record, ConfigRecord)}
-    return Created(name, topic_id=topic_id, partition_count=count, configs=configs)
+    return Created(
+        name,
+        topic_id=topic_id,
+        partition_count=len(partitions),
+        replication_factor=len(partitions[0].replicas),
+        configs=configs,
+    )
 
 
 def _with_failure(created: Created, failure: tuple[ErrorCode, str] | None) -> Created:

@@ -107,6 +107,7 @@ class Topics:
         self.next_producer_id = 0
         self.partition_count = 0
         """Partitions of all topics together, without the internal ones, which the broker needs in any case."""
+        self.replication_factor_default = 1
         self.brokers: Collection[int] = (node_id,)
         """Live brokers, among which new partitions are assigned."""
         self._by_metric_name: dict[str, str] = {}
@@ -158,16 +159,17 @@ class Topics:
         if new.partition_count < -1 or new.partition_count == 0:
             message = "Number of partitions was set to an invalid non-positive value."
             raise TopicRefused(ErrorCode.invalid_partitions, message)
-        if new.replication_factor > len(self.brokers):
+        replication_factor = new.replication_factor
+        if replication_factor == -1:
+            replication_factor = self.replication_factor_default
+        if replication_factor > len(self.brokers):
             raise TopicRefused(
                 ErrorCode.invalid_replication_factor,
-                f"Unable to replicate the partition {new.replication_factor} time(s): The target replication factor of"
-                f" {new.replication_factor} cannot be reached because only {len(self.brokers)} broker(s) are"
-                " registered.",
+                f"Unable to replicate the partition {replication_factor} time(s): The target replication factor of"
+                f" {replication_factor} cannot be reached because only {len(self.brokers)} broker(s) are registered.",
             )
         count = self.partition_count_default if new.partition_count == -1 else new.partition_count
         start, shift = randrange(len(self.brokers)), randrange(len(self.brokers))
-        replication_factor = 1 if new.replication_factor == -1 else new.replication_factor
         return assign_replicas(sorted(self.brokers), count, replication_factor, start=start, shift=shift)
 
     def _check_assignments(self, new: NewTopic) -> None:

@@ -1,0 +1,112 @@
+"""Settings of a cluster's replicas, their leaders and followers."""
+
+from onceflow.broker.settings.kinds import BOOLEAN, INT32_MAX, INT64_MAX, Whole
+from onceflow.broker.settings.setting import Setting
+
+REPLICATION = (
+    Setting(
+        "min.insync.replicas",
+        "log.min_insync_replicas",
+        Whole(1, INT32_MAX),
+        "Default of the topic config: number of replicas that must be in sync for a record with acks=all. Of a"
+        " partition with fewer replicas all must be.",
+    ),
+    Setting(
+        "default.replication.factor",
+        "replication_factor_default",
+        Whole(1, 32767),
+        "Number of replicas of a new topic's partitions, if its creation does not say it. Without"
+        " `zookeeper.connect` only 1 can be reached.",
+    ),
+    Setting(
+        "controlled.shutdown.enable",
+        "controlled_shutdown",
+        BOOLEAN,
+        "Whether a broker that stops lets the controller move its leaders to other replicas first.",
+    ),
+    Setting(
+        "controlled.shutdown.max.retries",
+        "controlled_shutdown_retries",
+        Whole(0, INT32_MAX),
+        "Number of further attempts to move the leaders. The broker stops after the last one in any case.",
+    ),
+    Setting(
+        "controlled.shutdown.retry.backoff.ms",
+        "controlled_shutdown_pause_ms",
+        Whole(0, INT32_MAX),
+        "Delay before each further attempt to move the leaders.",
+    ),
+    Setting(
+        "auto.leader.rebalance.enable",
+        "leader_rebalance",
+        BOOLEAN,
+        "Whether the controller moves leaders back to the preferred replicas, the first ones of their partitions.",
+    ),
+    Setting(
+        "leader.imbalance.check.interval.seconds",
+        "leader_imbalance_check_seconds",
+        Whole(1, INT32_MAX),
+        "How often the controller checks which brokers do not lead their preferred partitions.",
+    ),
+    Setting(
+        "leader.imbalance.per.broker.percentage",
+        "leader_imbalance_percent_max",
+        Whole(0, 100),
+        "Percentage of a broker's preferred partitions that others may lead; above it, leaders are moved back.",
+    ),
+    Setting(
+        "replica.lag.time.max.ms",
+        "replica_lag_time_max_ms",
+        Whole(1, INT64_MAX),
+        "Time after which a follower leaves the in-sync replicas if it was not at the leader's end.",
+    ),
+    Setting(
+        "replica.lag.max.messages",
+        "replica_lag_messages_max",
+        Whole(1, INT64_MAX),
+        "Number of records that a follower may lack before it leaves the in-sync replicas; no limit by default."
+        " Only Kafka's releases before 0.9 had this setting.",
+    ),
+    Setting(
+        "num.replica.fetchers",
+        "replica_fetchers",
+        Whole(1, 100),
+        "Number of connections to each other broker that copy partitions.",
+    ),
+    Setting(
+        "replica.fetch.wait.max.ms",
+        "replica_fetch_wait_max_ms",
+        Whole(0, INT32_MAX),
+        "Maximum time that a leader delays its response to a follower while there are no records.",
+    ),
+    Setting(
+        "replica.fetch.min.bytes",
+        "replica_fetch_bytes_min",
+        Whole(0, INT32_MAX),
+        "Bytes for which a leader delays its response to a follower.",
+    ),
+    Setting(
+        "replica.fetch.max.bytes",
+        "replica_fetch_bytes_max",
+        Whole(0, INT32_MAX),
+        "Bytes of a partition in one response to a follower; a larger first batch is sent nevertheless.",
+    ),
+    Setting(
+        "replica.fetch.response.max.bytes",
+        "replica_fetch_response_bytes_max",
+        Whole(0, INT32_MAX),
+        "Bytes of all partitions in one response to a follower; a larger first batch is sent nevertheless.",
+    ),
+    Setting(
+        "replica.fetch.backoff.ms",
+        "replica_fetch_backoff_ms",
+        Whole(0, INT32_MAX),
+        "Delay before a partition, or a leader, is fetched again after an error.",
+    ),
+    Setting(
+        "replica.socket.timeout.ms",
+        "replica_socket_timeout_ms",
+        Whole(1, INT32_MAX),
+        "Maximum time that a follower waits for a response; longer than `replica.fetch.wait.max.ms`.",
+    ),
+)
