@@ -8,8 +8,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceflow.testing import Broker
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
+from tests.broker.raw_client import connected, milliseconds
 from tests.compat.conftest import kafka_jars
 from tests.compat.test_zookeeper_nodes import PROPERTIES, VERSION, KafkaOnZooKeeper
 
@@ -64,6 +67,14 @@ def check_records(*bootstraps: str) -> None:
     assert sorted(read) == values
 
 
+def has_producer_ids(bootstrap: str) -> bool:
+    """Return whether a broker has a block of producer ids from the controller."""
+    with connected(bootstrap) as client:
+        fields = {"transactional_id": None, "transaction_timeout": milliseconds(60_000)}
+        error_code: int = client.ask(apis.INIT_PRODUCER_ID, 1, **fields).error_code
+        return error_code == ErrorCode.none
+
+
 def delete(bootstrap: str, tree: Tree) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (deleted,) = admin.delete_topics([TOPIC]).values()
@@ -79,6 +90,7 @@ def test_kafka_obeys_our_controller(zookeeper: ZooKeeperProcess, tmp_path: Path)
                 await_that(lambda: len(AdminClient({"bootstrap.servers": theirs.bootstrap}).list_topics().brokers) == 2)
                 create(ours.bootstrap_servers)
                 check_records(ours.bootstrap_servers, theirs.bootstrap)
+                await_that(lambda: has_producer_ids(theirs.bootstrap))
                 delete(ours.bootstrap_servers, tree)
                 assert not list((tmp_path / "kafka").glob(f"data/{TOPIC}-?"))
                 create(ours.bootstrap_servers)

@@ -58,6 +58,7 @@ DESCRIBE_CLUSTER = 60
 DESCRIBE_PRODUCERS = 61
 DESCRIBE_TRANSACTIONS = 65
 LIST_TRANSACTIONS = 66
+ALLOCATE_PRODUCER_IDS = 67
 
 NEVER = 2**15
 """Above all versions: an API that has no flexible one."""
@@ -142,6 +143,7 @@ _INTER_BROKER_ROWS = (
     (UPDATE_METADATA, "UpdateMetadata", 8, 8, 6),
     (CONTROLLED_SHUTDOWN, "ControlledShutdown", 3, 3, 3),
     (ALTER_PARTITION, "AlterPartition", 3, 3, 0),
+    (ALLOCATE_PRODUCER_IDS, "AllocateProducerIds", 0, 0, 0),
 )
 
 INTER_BROKER_APIS: Mapping[int, Api] = MappingProxyType(

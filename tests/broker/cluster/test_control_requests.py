@@ -158,3 +158,16 @@ def test_a_controllers_request_may_be_large(client: RawClient) -> None:
     sender = {"controller_id": 1, "controller_epoch": 0, "broker_epoch": UNKNOWN_EPOCH}
     response = client.ask(apis.UPDATE_METADATA, 8, **sender, topic_states=[topic], live_brokers=[])
     assert response.error_code == ErrorCode.stale_controller_epoch
+
+
+def test_producer_ids_for_other_brokers(client: RawClient, tree: Tree) -> None:
+    stale = client.ask(apis.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=1)
+    assert stale.error_code == ErrorCode.stale_broker_epoch
+    blocks = [
+        client.ask(apis.ALLOCATE_PRODUCER_IDS, 0, broker_id=1, broker_epoch=epoch_of(tree)) for _request in range(2)
+    ]
+    assert [(block.error_code, block.producer_id_start, block.producer_id_len) for block in blocks] == [
+        (0, 0, 1000),
+        (0, 1000, 1000),
+    ]
+    assert tree.json("/latest_producer_id_block")["block_end"] == "1999"

@@ -291,6 +291,7 @@ def test_imbalance_is_counted_by_broker() -> None:
             leader, 100 + leader, {("clicks", index): AlteredPartition(epoch, (leader, 1), version)}
         )
     assert controller.imbalanced(0) == [("clicks", 0), ("clicks", 1), ("clicks", 2)]
+    assert controller.imbalanced(100) == []
     controller.elect_leaders([("clicks", 0), ("clicks", 1)], unclean=False)
     assert controller.imbalanced(34) == []
     assert controller.imbalanced(33) == [("clicks", 2)]

@@ -423,6 +423,18 @@ class RegistryMetadata:
         self._decided(decision)
         self._queue.when_applied(lambda error_code: respond(error_code or left))
 
+    def allocate_producer_ids(
+        self, broker_id: int, broker_epoch: int, respond: Callable[[range | ErrorCode], None]
+    ) -> None:
+        """Reserve a block of producer ids for another broker (KafkaController.processAllocateProducerIds)."""
+        broker = None if self._controller is None else self._controller.brokers.get(broker_id)
+        if self._controller is None or self._queue.failure is not None:
+            respond(ErrorCode.not_controller)
+        elif broker is None or broker.epoch != broker_epoch:
+            respond(ErrorCode.stale_broker_epoch)
+        else:
+            self._queue.run(partial(self._registry.reserve_producer_ids, broker_id), respond)
+
     # Changes by others
 
     def follow_others(self, follow: Follow, delete: DeleteTopics) -> None:

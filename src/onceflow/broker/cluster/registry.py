@@ -332,11 +332,11 @@ class Registry:
             for first in range(0, len(paths), DELETIONS_IN_A_WRITE):
                 self.write([Delete(path) for path in paths[first : first + DELETIONS_IN_A_WRITE]])
 
-    def reserve_producer_ids(self) -> range:
-        """Reserve a block of producer ids (kafka.coordinator.transaction.ZkProducerIdManager)."""
-        return self._repeat(self._reserve_producer_ids)
+    def reserve_producer_ids(self, broker_id: int | None = None) -> range:
+        """Reserve a block of producer ids for a broker, or for this one (ZkProducerIdManager)."""
+        return self._repeat(lambda: self._reserve_producer_ids(self.broker_id if broker_id is None else broker_id))
 
-    def _reserve_producer_ids(self) -> range:
+    def _reserve_producer_ids(self, broker_id: int) -> range:
         for _attempt in range(ATTEMPTS_MAX):
             stored = self.zookeeper.read(nodes.PRODUCER_IDS)
             first = 0
@@ -344,7 +344,7 @@ class Registry:
                 block = nodes.decode(nodes.ProducerIdsNode, nodes.PRODUCER_IDS, stored.value)
                 first = nodes.decode_number(nodes.PRODUCER_IDS, block.block_end.encode()) + 1
             end = first + nodes.PRODUCER_IDS_IN_A_BLOCK
-            own = nodes.ProducerIdsNode(broker=self.broker_id, block_start=str(first), block_end=str(end - 1))
+            own = nodes.ProducerIdsNode(broker=broker_id, block_start=str(first), block_end=str(end - 1))
             value = nodes.encode(own)
             write: Operation = Create(nodes.PRODUCER_IDS, value)
             if stored is not None:

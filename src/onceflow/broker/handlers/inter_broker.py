@@ -1,7 +1,7 @@
 """Requests between the brokers of a cluster on ZooKeeper (kafka.server.KafkaApis).
 
-The controller sends LeaderAndIsr, UpdateMetadata and StopReplica; the other brokers send AlterPartition and
-ControlledShutdown to the controller.
+The controller sends LeaderAndIsr, UpdateMetadata and StopReplica; the other brokers send AlterPartition,
+ControlledShutdown and AllocateProducerIds to the controller.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,10 +87,25 @@ def handle_controlled_shutdown(node: Node, request: Request) -> None:
     node.cluster.metadata.shut_down(body.broker_id, body.broker_epoch, respond)
 
 
+def handle_allocate_producer_ids(node: Node, request: Request) -> None:
+    """Serve one AllocateProducerIds request of another broker; this one reserves its own blocks without it."""
+    assert node.cluster is not None
+    body = request.decode()
+
+    def respond(block: range | ErrorCode) -> None:
+        if isinstance(block, ErrorCode):
+            request.respond(error_code=block, producer_id_start=-1, producer_id_len=0)
+        else:
+            request.respond(error_code=ErrorCode.none, producer_id_start=block.start, producer_id_len=len(block))
+
+    node.cluster.metadata.allocate_producer_ids(body.broker_id, body.broker_epoch, respond)
+
+
 HANDLERS = {
     apis.LEADER_AND_ISR: handle_control,
     apis.UPDATE_METADATA: handle_control,
     apis.STOP_REPLICA: handle_control,
     apis.ALTER_PARTITION: handle_alter_partition,
     apis.CONTROLLED_SHUTDOWN: handle_controlled_shutdown,
+    apis.ALLOCATE_PRODUCER_IDS: handle_allocate_producer_ids,
 }
