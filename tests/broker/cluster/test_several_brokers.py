@@ -1,6 +1,7 @@
 """Several brokers in one cluster: partitions led by different brokers, one controller, and its successor."""
 
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from onceflow import services
 from onceflow.broker.cluster.registry import Registry
 from onceflow.testing import Broker
 from onceflow.wire import apis
@@ -333,6 +335,29 @@ def test_leaders_move_before_a_stop(
             brokers.start(stopped, **balance)
             tree.await_that(lambda: brokers.leaders("clicks", from_broker=2) == preferred)
         assert all(len(state["isr"]) == 3 for state in states(tree, "clicks"))
+
+
+def test_metrics_of_a_cluster(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    brokers = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in brokers.running.values()])
+        port = services.free_port()
+        brokers.start(1, metrics_port=port)
+        brokers.start(2)
+        assert cluster_metrics(port) == (1, 0, 0)
+        brokers.create("clicks", replication_factor=2)
+        brokers.create("visits", 2)
+        brokers.stop(2)
+        tree.await_that(lambda: cluster_metrics(port) == (1, 1, PARTITIONS))
+
+
+def cluster_metrics(port: int) -> tuple[float, ...]:
+    """Return whether the broker is the controller, the offline and the under-replicated partitions."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    names = ("active_controller", "offline_partitions", "under_replicated_partitions")
+    return tuple(float(values[f"onceflow_broker_{name}"]) for name in names)
 
 
 def test_default_replication_factor(new_broker: NewBroker, tree: Tree) -> None:

@@ -27,6 +27,9 @@ GAUGES = {
     "disk_full": "1 while records are refused because the disk is full.",
     "data_directory_lost": "1 if the data directory was deleted, renamed or replaced.",
     "zookeeper_disconnected": "1 while a broker on ZooKeeper has no connection to it.",
+    "active_controller": "1 on the broker that decides about topics.",
+    "offline_partitions": "Partitions of the cluster without a leader.",
+    "under_replicated_partitions": "Partitions led by this broker with a replica that is not in sync.",
 }
 """Gauges without labels: name in the snapshot → help."""
 

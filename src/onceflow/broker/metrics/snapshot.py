@@ -81,6 +81,7 @@ class Gathering:
                 yield WORK_PER_API
         yield from self._logs()
         yield from self._groups()
+        yield from self._cluster()
         self._totals()
 
     def _logs(self) -> Iterator[int]:
@@ -101,6 +102,18 @@ class Gathering:
             if number < TOPICS_MAX:
                 topics.append(TopicTotals(name, size_bytes, start_offset, end_offset))
         values |= {"partitions": partition_count, "failed_partitions": failed}
+
+    def _cluster(self) -> Iterator[int]:
+        """Count the partitions with a problem, as the controller has described them; a broker alone has none."""
+        offline = under_replicated = 0
+        if self._node.cluster is not None:
+            view = self._node.cluster.view
+            for _topic, state in list(view.states()):
+                offline += state.leader not in view.brokers
+                is_led_here = state.leader == self._node.node_id
+                under_replicated += is_led_here and len(state.isr) < len(state.replicas)
+                yield 1
+        self.snapshot.values |= {"offline_partitions": offline, "under_replicated_partitions": under_replicated}
 
     def _groups(self) -> Iterator[int]:
         groups = self._node.groups.groups
@@ -148,6 +161,7 @@ class Gathering:
             "disk_full": node.disk.is_full,
             "data_directory_lost": node.is_lost,
             "zookeeper_disconnected": node.metadata.is_disconnected,
+            "active_controller": node.metadata.is_controller,
         }
 
 
