@@ -281,6 +281,9 @@ class RegistryMetadata:
 
     def _on_failed(self, error: OnceflowError) -> None:
         self._producer_ids.fail()
+        unread, self._unread = self._unread, []
+        for read in unread:
+            call(read)
         if self._channels is not None:
             self._channels.close()
         self._on_lost(error)
@@ -443,7 +446,10 @@ class RegistryMetadata:
         self._look_if_due()
 
     def when_read(self, read: Callable[[], None]) -> None:
-        """Call `read` once the topics of now have been read."""
+        """Call `read` once the topics of now have been read; at once if they cannot be read any more."""
+        if self._queue.failure is not None:
+            call(read)
+            return
         self._unread.append(read)
         self._look_soon()
 
