@@ -167,6 +167,7 @@ class Node:
         from onceflow.broker.cluster.leaving import Attempts, Leaving
         from onceflow.broker.cluster.member import Member
         from onceflow.broker.cluster.metadata import RegistryMetadata
+        from onceflow.broker.cluster.to_controller import ToController
         from onceflow.broker.cluster.view import ClusterView
 
         assert isinstance(self.metadata, RegistryMetadata)
@@ -183,8 +184,8 @@ class Node:
             self._delete_offsets_of,
         )
         attempts = Attempts(self.config.controlled_shutdown_retries, self.config.controlled_shutdown_pause_ms / 1000)
-        leaving = Leaving(self.node_id, view, self.metadata, attempts)
-        forwarder = TopicForwarder(self.node_id, view)
+        leaving = Leaving(self.node_id, view, ToController(view, str(self.node_id)), self.metadata, attempts)
+        forwarder = TopicForwarder(ToController(view, str(self.node_id)))
         self.cluster = Cluster(view, member, self.metadata, forwarder, leaving, replication)
         self.partitions.is_elsewhere = self._has_topic_partition
         self.metadata.connect(member.deliver, member.when_idle)
@@ -194,6 +195,7 @@ class Node:
         from onceflow.broker.cluster.fetcher import Fetchers, FetchLimits
         from onceflow.broker.cluster.replicas import Lag
         from onceflow.broker.cluster.replication import Replication
+        from onceflow.broker.cluster.to_controller import ToController
 
         fetchers = Fetchers(
             self.node_id,
@@ -219,7 +221,7 @@ class Node:
             clock=self.clock,
             deferred=self.deferred,
             is_alive=lambda broker_id: broker_id in view.brokers,
-            controller=ControllerClient(self.node_id, view, metadata),
+            controller=ControllerClient(self.node_id, ToController(view, f"broker-{self.node_id}"), metadata),
         )
 
     def _has_topic_partition(self, topic: str, index: int) -> bool:

@@ -5,13 +5,22 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 from onceflow.testing import Broker
+from onceflow.wire import apis
 from tests.broker.cluster.zookeeper_process import Link, ZooKeeperProcess, jars
+from tests.broker.raw_client import connected
+
+NewBroker = Callable[..., Broker]
+SESSION_MS = 20_000
+"""Brokers that stop end their sessions themselves."""
 
 _chroots = itertools.count()
 
@@ -84,7 +93,7 @@ def link(zookeeper: ZooKeeperProcess) -> Iterator[Link]:
 
 
 @pytest.fixture
-def new_broker(tree: Tree) -> Callable[..., Broker]:
+def new_broker(tree: Tree) -> NewBroker:
     """A factory of brokers on the test's chroot; settings with underscores.
 
     A broker that stops does not wait for a controller that has stopped before.
@@ -96,3 +105,84 @@ def new_broker(tree: Tree) -> Callable[..., Broker]:
         return Broker(path, settings={**defaults, **named})
 
     return make
+
+
+class Brokers:
+    """Brokers of a cluster, in this process."""
+
+    def __init__(self, new_broker: NewBroker, directory: Path) -> None:
+        self._new_broker = new_broker
+        self.directory = directory
+        self.running: dict[int, Broker] = {}
+
+    def start(self, broker_id: int, **settings: Any) -> Broker:
+        self.running[broker_id] = self._new_broker(
+            self.directory / str(broker_id),
+            broker_id=broker_id,
+            **{"zookeeper_session_timeout_ms": SESSION_MS, **settings},
+        ).start()
+        return self.running[broker_id]
+
+    def stop(self, broker_id: int) -> None:
+        self.running.pop(broker_id).stop()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap_servers for broker in self.running.values())
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap})
+
+    def create(self, topic: str, partitions: int = 1, replication_factor: int = 1, configs: Any = None) -> None:
+        for broker_id in self.running:
+            self.await_controller(broker_id)
+        admin = self.admin()
+        (created,) = admin.create_topics(
+            [NewTopic(topic, partitions, replication_factor, config=configs or {})]
+        ).values()
+        created.result(30)
+        for broker_id in self.running:
+            self.await_leaders(topic, broker_id)
+
+    def controller(self, from_broker: int) -> int:
+        """Return the controller, as one broker names it."""
+        with connected(self.running[from_broker].bootstrap_servers) as client:
+            response = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
+            controller_id: int = response.controller_id
+            return controller_id
+
+    def await_controller(self, from_broker: int) -> None:
+        """Wait until a broker has heard of the controller: librdkafka asks again for it after a long pause."""
+        deadline = time.monotonic() + 60
+        while self.controller(from_broker) == -1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def await_leaders(self, topic: str, from_broker: int) -> None:
+        """Wait until a broker has heard of the leader of every partition."""
+        deadline = time.monotonic() + 60
+        while -1 in self.leaders(topic, from_broker).values():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def delete(self, topic: str) -> None:
+        admin = self.admin()
+        (deleted,) = admin.delete_topics([topic]).values()
+        deleted.result(30)
+
+    def leaders(self, topic: str, from_broker: int) -> dict[int, int]:
+        """Return the leader of each partition, as one broker describes them; -1 if there is none."""
+        admin = AdminClient({"bootstrap.servers": self.running[from_broker].bootstrap_servers})
+        partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
+        return {index: partition.leader for index, partition in partitions.items()} or {0: -1}
+
+
+@pytest.fixture
+def brokers(new_broker: NewBroker, tmp_path: Path) -> Iterator[Brokers]:
+    """Three brokers; broker 1 is the first controller."""
+    opened = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in opened.running.values()])
+        for broker_id in (1, 2, 3):
+            opened.start(broker_id)
+        yield opened

@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,9 @@ from onceflow.broker.cluster.zookeeper import ZooKeeper
 from onceflow.log.clock import SystemClock
 from onceflow.testing import Broker, ManualClock
 from onceflow.wire import apis
-from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.cluster.zookeeper_process import Link
 from tests.broker.raw_client import batch_of, connected
-
-NewBroker = Callable[..., Broker]
 
 
 def topic_node(replicas: Sequence[Sequence[int]], topic_id: str = "") -> str:

@@ -1,6 +1,5 @@
 """Registration of a broker in ZooKeeper: taken ids, lost connections, expired sessions, another controller."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,10 @@ from onceflow.testing import Broker, BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests import remedies
-from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.cluster.zookeeper_process import Link
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
-NewBroker = Callable[..., Broker]
 OTHER = '{"version":5,"host":"127.0.0.1","port":9,"endpoints":[],"timestamp":"1"}'
 
 

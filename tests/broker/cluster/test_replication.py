@@ -2,74 +2,33 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from onceflow.log.clock import SystemClock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import RealDisk
 from onceflow.log.offset_checkpoint import parse_offsets
 from onceflow.log.partition import PartitionLog
-from onceflow.testing import Broker
 from onceflow.wire.errors import ErrorCode
-from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.conftest import Brokers, Tree
 from tests.broker.raw_client import batch_of, connected
 
-NewBroker = Callable[..., Broker]
-SESSION_MS = 6000
-"""A clean stop ends the session at once; a slow machine must not end it."""
+
+def log_starts(brokers: Brokers, topic: str) -> set[int]:
+    """Return the log start of each replica, as it is stored."""
+    paths = [brokers.directory / str(broker_id) / "log-start-offset-checkpoint" for broker_id in brokers.running]
+    stored = [parse_offsets(path, path.read_bytes()) if path.exists() else {} for path in paths]
+    return {offsets.get((topic, 0), 0) for offsets in stored}
 
 
-class Brokers:
-    """Three brokers of a cluster, in this process; broker 1 is the first controller."""
-
-    def __init__(self, new_broker: NewBroker, directory: Path) -> None:
-        self._new_broker = new_broker
-        self.directory = directory
-        self.running: dict[int, Broker] = {}
-        for broker_id in (1, 2, 3):
-            self.start(broker_id)
-
-    def start(self, broker_id: int) -> None:
-        self.running[broker_id] = self._new_broker(
-            self.directory / str(broker_id), broker_id=broker_id, zookeeper_session_timeout_ms=SESSION_MS
-        ).start()
-
-    def stop(self, broker_id: int) -> None:
-        self.running.pop(broker_id).stop()
-
-    @property
-    def bootstrap(self) -> str:
-        return ",".join(broker.bootstrap_servers for broker in self.running.values())
-
-    def create(self, topic: str, **configs: str) -> None:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        (created,) = admin.create_topics([NewTopic(topic, 1, 3, config=configs)]).values()
-        created.result(30)
-
-    def log_starts(self, topic: str) -> set[int]:
-        """Return the log start of each replica, as it is stored."""
-        paths = [self.directory / str(broker_id) / "log-start-offset-checkpoint" for broker_id in self.running]
-        stored = [parse_offsets(path, path.read_bytes()) if path.exists() else {} for path in paths]
-        return {offsets.get((topic, 0), 0) for offsets in stored}
-
-    def log(self, broker_id: int, topic: str) -> bytes:
-        directory = self.directory / str(broker_id) / f"{topic}-0"
-        return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
-
-
-@pytest.fixture
-def brokers(new_broker: NewBroker, tmp_path: Path) -> Iterator[Brokers]:
-    opened = Brokers(new_broker, tmp_path)
-    with ExitStack() as stack:
-        stack.callback(lambda: [broker.stop() for broker in opened.running.values()])
-        yield opened
+def log(brokers: Brokers, broker_id: int, topic: str) -> bytes:
+    directory = brokers.directory / str(broker_id) / f"{topic}-0"
+    return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log")))
 
 
 def send(bootstrap: str, topic: str, values: list[bytes]) -> None:
@@ -119,7 +78,7 @@ def as_follower_appended(directory: Path, epoch: int, *values: bytes) -> None:
 
 def await_equal_logs(brokers: Brokers, topic: str) -> bytes:
     deadline = time.monotonic() + 60
-    while len(logs := {brokers.log(broker_id, topic) for broker_id in brokers.running}) > 1:
+    while len(logs := {log(brokers, broker_id, topic) for broker_id in brokers.running}) > 1:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return logs.pop()
@@ -131,13 +90,13 @@ def state(tree: Tree, topic: str) -> dict[str, Any]:
 
 
 def test_followers_copy_and_lead(brokers: Brokers, tree: Tree) -> None:
-    brokers.create("clicks")
+    brokers.create("clicks", replication_factor=3)
     values = [b"%03d" % number for number in range(100)]
     send(brokers.bootstrap, "clicks", values)
     assert sorted(state(tree, "clicks")["isr"]) == [1, 2, 3]
     assert values[0] in await_equal_logs(brokers, "clicks")
     delete(brokers.bootstrap, "clicks", 10)
-    tree.await_that(lambda: brokers.log_starts("clicks") == {10})
+    tree.await_that(lambda: log_starts(brokers, "clicks") == {10})
     former = state(tree, "clicks")["leader"]
     brokers.stop(former)
     tree.await_that(lambda: state(tree, "clicks")["leader"] not in (former, -1))
@@ -151,7 +110,7 @@ def test_followers_copy_and_lead(brokers: Brokers, tree: Tree) -> None:
 
 def test_records_need_enough_replicas(brokers: Brokers, tree: Tree) -> None:
     """Until the leader knows that a replica is away, a record waits for it, but not longer than the request allows."""
-    brokers.create("clicks", **{"min.insync.replicas": "3"})
+    brokers.create("clicks", replication_factor=3, configs={"min.insync.replicas": "3"})
     send(brokers.bootstrap, "clicks", [b"first"])
     leader = state(tree, "clicks")["leader"]
     follower = next(broker_id for broker_id in (3, 2) if broker_id != leader)
@@ -173,7 +132,7 @@ def test_records_need_enough_replicas(brokers: Brokers, tree: Tree) -> None:
 
 def test_returning_follower_becomes_equal(brokers: Brokers, tree: Tree) -> None:
     """It has records that no other replica has, then an empty disk, then an end before the leader's start."""
-    brokers.create("clicks")
+    brokers.create("clicks", replication_factor=3)
     send(brokers.bootstrap, "clicks", [b"first"])
     leader = state(tree, "clicks")["leader"]
     follower = next(broker_id for broker_id in (3, 2) if broker_id != leader)
@@ -194,6 +153,6 @@ def test_returning_follower_becomes_equal(brokers: Brokers, tree: Tree) -> None:
     assert read(brokers.bootstrap, "clicks", 3) == [b"first", *[b"while it was away"] * 2]
     stop_and_change(lambda: send_and_delete(brokers.bootstrap, "clicks"))
     assert read(brokers.bootstrap, "clicks", 1, start=4) == [b"while it was away"]
-    tail = brokers.log(follower, "clicks")
-    assert 0 < len(tail) < len(brokers.log(leader, "clicks"))
-    assert brokers.log(leader, "clicks").endswith(tail)
+    tail = log(brokers, follower, "clicks")
+    assert 0 < len(tail) < len(log(brokers, leader, "clicks"))
+    assert log(brokers, leader, "clicks").endswith(tail)

@@ -1,106 +1,25 @@
 """Several brokers in one cluster: partitions led by different brokers, one controller, and its successor."""
 
+import logging
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from onceflow import services
 from onceflow.broker.cluster.registry import Registry
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
-from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.conftest import Brokers, NewBroker, Tree
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
-NewBroker = Callable[..., Broker]
 PARTITIONS = 6
-SESSION_MS = 20_000
-"""Brokers that stop end their sessions themselves."""
-
-
-class Brokers:
-    """Three brokers of a cluster, in this process; broker 1 is the first controller."""
-
-    def __init__(self, new_broker: NewBroker, directory: Path) -> None:
-        self._new_broker = new_broker
-        self._directory = directory
-        self.running: dict[int, Broker] = {}
-
-    def start(self, broker_id: int, **settings: Any) -> Broker:
-        self.running[broker_id] = self._new_broker(
-            self._directory / str(broker_id),
-            broker_id=broker_id,
-            **{"zookeeper_session_timeout_ms": SESSION_MS, **settings},
-        ).start()
-        return self.running[broker_id]
-
-    def stop(self, broker_id: int) -> None:
-        self.running.pop(broker_id).stop()
-
-    @property
-    def bootstrap(self) -> str:
-        return ",".join(broker.bootstrap_servers for broker in self.running.values())
-
-    def admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.bootstrap})
-
-    def create(self, topic: str, partitions: int = PARTITIONS, replication_factor: int = 1) -> None:
-        for broker_id in self.running:
-            self.await_controller(broker_id)
-        admin = self.admin()
-        (created,) = admin.create_topics([NewTopic(topic, partitions, replication_factor)]).values()
-        created.result(30)
-        for broker_id in self.running:
-            self.await_leaders(topic, broker_id)
-
-    def controller(self, from_broker: int) -> int:
-        """Return the controller, as one broker names it."""
-        with connected(self.running[from_broker].bootstrap_servers) as client:
-            response = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
-            controller_id: int = response.controller_id
-            return controller_id
-
-    def await_controller(self, from_broker: int) -> None:
-        """Wait until a broker has heard of the controller: librdkafka asks again for it after a long pause."""
-        deadline = time.monotonic() + 60
-        while self.controller(from_broker) == -1:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    def await_leaders(self, topic: str, from_broker: int) -> None:
-        """Wait until a broker has heard of the leader of every partition."""
-        deadline = time.monotonic() + 60
-        while -1 in self.leaders(topic, from_broker).values():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    def delete(self, topic: str) -> None:
-        admin = self.admin()
-        (deleted,) = admin.delete_topics([topic]).values()
-        deleted.result(30)
-
-    def leaders(self, topic: str, from_broker: int) -> dict[int, int]:
-        """Return the leader of each partition, as one broker describes them; -1 if there is none."""
-        admin = AdminClient({"bootstrap.servers": self.running[from_broker].bootstrap_servers})
-        partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
-        return {index: partition.leader for index, partition in partitions.items()} or {0: -1}
-
-
-@pytest.fixture
-def brokers(new_broker: NewBroker, tmp_path: Path) -> Iterator[Brokers]:
-    opened = Brokers(new_broker, tmp_path)
-    with ExitStack() as stack:
-        stack.callback(lambda: [broker.stop() for broker in opened.running.values()])
-        for broker_id in (1, 2, 3):
-            opened.start(broker_id)
-        yield opened
 
 
 def send(bootstrap: str, topic: str, values: list[bytes]) -> None:
@@ -131,7 +50,7 @@ def read(bootstrap: str, topic: str, count: int) -> list[bytes]:
 
 
 def test_partitions_are_spread_and_served(brokers: Brokers, tree: Tree) -> None:
-    brokers.create("clicks")
+    brokers.create("clicks", PARTITIONS)
     leaders = brokers.leaders("clicks", from_broker=2)
     assert sorted(leaders.values()) == [1, 1, 2, 2, 3, 3]
     assert leaders == brokers.leaders("clicks", from_broker=3)
@@ -143,7 +62,7 @@ def test_partitions_are_spread_and_served(brokers: Brokers, tree: Tree) -> None:
 
 
 def test_groups_are_served_by_one_broker(brokers: Brokers) -> None:
-    brokers.create("clicks")
+    brokers.create("clicks", PARTITIONS)
     settings = {"bootstrap.servers": brokers.running[3].bootstrap_servers, "group.id": "visitors"}
     consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
     consumer.subscribe(["clicks"])
@@ -163,7 +82,7 @@ def test_groups_are_served_by_one_broker(brokers: Brokers) -> None:
 
 
 def test_a_broker_leaves_and_returns(brokers: Brokers, tree: Tree) -> None:
-    brokers.create("clicks")
+    brokers.create("clicks", PARTITIONS)
     values = [b"%03d" % number for number in range(60)]
     send(brokers.bootstrap, "clicks", values)
     hosted = [index for index, leader in brokers.leaders("clicks", from_broker=1).items() if leader == 3]
@@ -179,7 +98,7 @@ def test_a_broker_leaves_and_returns(brokers: Brokers, tree: Tree) -> None:
 
 
 def test_another_controller_is_elected(brokers: Brokers, tree: Tree) -> None:
-    brokers.create("clicks")
+    brokers.create("clicks", PARTITIONS)
     values = [b"%03d" % number for number in range(60)]
     send(brokers.bootstrap, "clicks", values)
     brokers.stop(1)
@@ -187,7 +106,7 @@ def test_another_controller_is_elected(brokers: Brokers, tree: Tree) -> None:
     assert tree.text("/controller_epoch") == "2"
     for broker_id in (2, 3):
         tree.await_that(lambda broker_id=broker_id: brokers.controller(broker_id) in (2, 3))  # type: ignore[misc]
-    brokers.create("visits")
+    brokers.create("visits", PARTITIONS)
     assert set(brokers.leaders("visits", from_broker=2).values()) == {2, 3}
     brokers.start(1)
     brokers.await_leaders("clicks", from_broker=1)
@@ -195,7 +114,10 @@ def test_another_controller_is_elected(brokers: Brokers, tree: Tree) -> None:
     assert tree.json("/controller")["brokerid"] in (2, 3)
 
 
-def test_topics_are_changed_by_the_controller(brokers: Brokers, tree: Tree, tmp_path: Path) -> None:
+def test_topics_are_changed_by_the_controller(
+    brokers: Brokers, tree: Tree, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     brokers.create("clicks", 3)
     wanted = {"name": "visits", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
     with connected(brokers.running[2].bootstrap_servers) as client:
@@ -211,19 +133,20 @@ def test_topics_are_changed_by_the_controller(brokers: Brokers, tree: Tree, tmp_
     tree.await_that(lambda: not tree.exists("/admin/delete_topics/clicks"))
     assert not tree.exists("/brokers/topics/clicks")
     assert not list(tmp_path.glob("?/clicks-*"))
-    brokers.create("clicks")
+    brokers.create("clicks", PARTITIONS)
     send(brokers.bootstrap, "clicks", [b"ben"] * PARTITIONS)
     assert read(brokers.bootstrap, "clicks", PARTITIONS) == [b"ben"] * PARTITIONS
+    assert "by another program" not in caplog.text
 
 
 def test_deletion_waits_for_absent_brokers(brokers: Brokers, tree: Tree, tmp_path: Path) -> None:
-    brokers.create("clicks")
+    brokers.create("clicks", PARTITIONS)
     brokers.stop(3)
     brokers.delete("clicks")
     tree.await_that(lambda: not list(tmp_path.glob("2/clicks-*")))
     assert tree.exists("/admin/delete_topics/clicks")
     with pytest.raises(KafkaException, match="being deleted"):
-        brokers.create("clicks")
+        brokers.create("clicks", PARTITIONS)
     brokers.start(3)
     tree.await_that(lambda: not tree.exists("/admin/delete_topics/clicks"))
     assert not list(tmp_path.glob("3/clicks-*"))
@@ -240,7 +163,7 @@ def test_others_refuse_records(brokers: Brokers) -> None:
 
 def test_any_broker_changes_configurations(brokers: Brokers, tree: Tree) -> None:
     """Kafka's admin client sends a change of a topic's configuration to any broker."""
-    brokers.create("clicks")
+    brokers.create("clicks", PARTITIONS)
     alter = {"resource_type": 2, "resource_name": "clicks"}
     change = {"name": "retention.ms", "config_operation": 0, "value": "7000"}
     with connected(brokers.running[2].bootstrap_servers) as client:
@@ -314,7 +237,7 @@ def test_leaders_move_before_a_stop(
         stack.callback(lambda: [broker.stop() for broker in brokers.running.values()])
         for broker_id in (1, 2, 3):
             brokers.start(broker_id, **balance)
-        brokers.create("clicks", replication_factor=3)
+        brokers.create("clicks", PARTITIONS, replication_factor=3)
         preferred = brokers.leaders("clicks", from_broker=1)
         for stopped in (3, 1):
             brokers.stop(stopped)
@@ -333,7 +256,7 @@ def test_metrics_of_a_cluster(new_broker: NewBroker, tree: Tree, tmp_path: Path)
         brokers.start(1, metrics_port=port)
         brokers.start(2)
         assert cluster_metrics(port) == (1, 0, 0)
-        brokers.create("clicks", replication_factor=2)
+        brokers.create("clicks", PARTITIONS, replication_factor=2)
         brokers.create("visits", 2)
         brokers.stop(2)
         tree.await_that(lambda: cluster_metrics(port) == (1, 1, PARTITIONS))

@@ -1,7 +1,6 @@
 """Topics of a broker on ZooKeeper: stored as Apache Kafka 3.9.1 stores them, and read at the next start."""
 
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.batch import decode_batch
 from tests import remedies
-from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.raw_client import batch_of, connected, milliseconds
 
-NewBroker = Callable[..., Broker]
 EMPTY = (
     "/admin/delete_topics",
     "/brokers/seqid",

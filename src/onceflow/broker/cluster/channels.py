@@ -7,7 +7,6 @@ everything again once it responds.
 
 import asyncio
 import logging
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,70 +14,23 @@ from functools import partial
 from typing import Any
 
 from onceflow.broker.cluster.decision import ControlRequest, inter_broker_address
+from onceflow.broker.cluster.peer import Connect, Peer, connect_plaintext
 from onceflow.broker.cluster.state import LiveBroker
-from onceflow.broker.config import Endpoint
 from onceflow.wire.errors import WireError
-from onceflow.wire.frames import SIZE_BYTES, decode_response, encode_request
 
 logger = logging.getLogger(__name__)
 
 QUEUED_MAX = 1000
-RESPONSE_SECONDS_MAX = 30.0
-"""Kafka's controller.socket.timeout.ms."""
-RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 2.0
 
 UNKNOWN_EPOCH = -1
 """Broker epoch that is not checked."""
 
-_SIZE = struct.Struct(">i")
-
 Respond = Callable[[ControlRequest, Any], None]
 """Called with a request and the response."""
 Deliver = Callable[[Any, Callable[[Any], None]], None]
 """Handles a message on this broker: takes it, and a function for the response."""
-
-
-class Peer:
-    """A connection to another broker, for one request at a time. It is opened when it is needed."""
-
-    def __init__(self, address: Endpoint, client_id: str) -> None:
-        self._address = address
-        self._client_id = client_id
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._correlation_id = 0
-
-    async def exchange(self, message: Any) -> Any:
-        """Return the response to a message. Raises OSError, TimeoutError, WireError, IncompleteReadError."""
-        try:
-            async with asyncio.timeout(RESPONSE_SECONDS_MAX):
-                return await self._exchange(message)
-        except BaseException:
-            self.close()
-            raise
-
-    async def _exchange(self, message: Any) -> Any:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._address.host, self._address.port)
-        reader, writer = self._streams
-        self._correlation_id += 1
-        api_key, version = int(message.__api_key__), int(message.__version__)
-        writer.write(encode_request(api_key, version, self._correlation_id, self._client_id, message))
-        await writer.drain()
-        (size_bytes,) = _SIZE.unpack(await reader.readexactly(SIZE_BYTES))
-        if not 0 <= size_bytes <= RESPONSE_BYTES_MAX:
-            raise OSError(f"a response of {size_bytes} bytes")
-        correlation_id, response = decode_response(api_key, version, await reader.readexactly(size_bytes))
-        if correlation_id != self._correlation_id:
-            raise OSError(f"response {correlation_id} to request {self._correlation_id}")
-        return response
-
-    def close(self) -> None:
-        """Close the connection; another message opens a new one."""
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
 
 
 class Channel:
@@ -140,9 +92,17 @@ class Channel:
 class Channels:
     """The channels to all live brokers. This broker gets its requests without one."""
 
-    def __init__(self, own_id: int, deliver: Deliver, respond: Respond, refresh: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        own_id: int,
+        deliver: Deliver,
+        respond: Respond,
+        refresh: Callable[[int], None],
+        connect: Connect = connect_plaintext,
+    ) -> None:
         """`refresh` is called with a broker that needs everything again."""
         self._own_id = own_id
+        self._connect = connect
         self._deliver = deliver
         self._respond = respond
         self._refresh = refresh
@@ -163,7 +123,7 @@ class Channels:
         if address is None:
             logger.error("broker %d has no listener with the protocol PLAINTEXT for other brokers", broker.broker_id)
             return
-        peer = Peer(address, str(self._own_id))
+        peer = Peer(lambda: address, str(self._own_id), connect=self._connect)
         channel = Channel(peer, self._respond, lambda: self._refresh(broker.broker_id))
         self._channels[broker.broker_id] = broker, channel
 

@@ -17,9 +17,7 @@ from uuid import UUID
 
 from onceflow.broker.cluster.decision import Decision, Outbox
 from onceflow.broker.cluster.state import (
-    NO_LEADER,
     LiveBroker,
-    Place,
     Replicas,
     State,
     elect_first,
@@ -27,7 +25,9 @@ from onceflow.broker.cluster.state import (
     elect_offline,
     elect_preferred,
 )
+from onceflow.broker.storage.partitions import Place
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.inter_broker import NO_LEADER
 
 
 class PartitionImage(NamedTuple):

@@ -5,13 +5,11 @@ import logging
 from collections.abc import Mapping
 from uuid import UUID
 
-from onceflow.broker.cluster.channels import Peer
 from onceflow.broker.cluster.controller import AlteredPartition
 from onceflow.broker.cluster.metadata import RegistryMetadata
 from onceflow.broker.cluster.replication import Altered, Committed, IsrRequest
 from onceflow.broker.cluster.state import State
-from onceflow.broker.cluster.view import ClusterView
-from onceflow.broker.config import Endpoint
+from onceflow.broker.cluster.to_controller import NoController, ToController
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
 from onceflow.wire.frames import request_class
@@ -23,14 +21,12 @@ ALTER_PARTITION_VERSION = 3
 
 
 class ControllerClient:
-    """Sends to the controller that the cluster's view names, or asks it directly if it is this broker."""
+    """Sends to the controller, or asks it directly if it is this broker."""
 
-    def __init__(self, broker_id: int, view: ClusterView, metadata: RegistryMetadata) -> None:
+    def __init__(self, broker_id: int, controller: ToController, metadata: RegistryMetadata) -> None:
         self._broker_id = broker_id
-        self._view = view
+        self._controller = controller
         self._metadata = metadata
-        self._peer: tuple[Endpoint, Peer] | None = None
-        self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def alter_partition(self, request: IsrRequest, altered: Altered) -> None:
@@ -48,8 +44,7 @@ class ControllerClient:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._peer is not None:
-            self._peer[1].close()
+        self._controller.close()
 
     def _alter_here(self, request: IsrRequest, altered: Altered) -> None:
         key = request.topic_id, request.partition
@@ -67,15 +62,14 @@ class ControllerClient:
     async def _alter(self, request: IsrRequest, altered: Altered) -> None:
         try:
             result = await self._exchange(request)
+        except NoController:
+            result = ErrorCode.not_controller
         except (OSError, EOFError, WireError) as error:
             logger.info("the controller did not respond to AlterPartition: %r", error)
             result = ErrorCode.network_exception
         altered(result)
 
     async def _exchange(self, request: IsrRequest) -> Committed | ErrorCode:
-        address = self._view.inter_broker_address(self._view.controller_id)
-        if address is None:
-            return ErrorCode.not_controller
         partition = {
             "partition_index": request.partition,
             "leader_epoch": request.leader_epoch,
@@ -91,12 +85,7 @@ class ControllerClient:
                 "topics": [{"topic_id": request.topic_id, "partitions": [partition]}],
             },
         )
-        async with self._sending:
-            if self._peer is None or self._peer[0] != address:
-                if self._peer is not None:
-                    self._peer[1].close()
-                self._peer = address, Peer(address, f"broker-{self._broker_id}")
-            response = await self._peer[1].exchange(message)
+        response = await self._controller.exchange(message)
         if response.error_code:
             return ErrorCode(response.error_code)
         altered = response.topics[0].partitions[0]

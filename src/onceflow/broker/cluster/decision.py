@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from onceflow.broker.cluster.state import LiveBroker, Place, Replicas, State
+from onceflow.broker.cluster.state import LiveBroker, Replicas, State
 from onceflow.broker.config import PLAINTEXT
+from onceflow.broker.storage.partitions import Place
 from onceflow.wire.inter_broker import (
     EPOCH_DURING_DELETE,
     LEADER_DURING_DELETE,

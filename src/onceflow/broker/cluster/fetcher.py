@@ -13,11 +13,11 @@ at the leader's start, or truncates to the leader's end (AbstractFetcherThread.f
 
 import asyncio
 import logging
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+from onceflow.broker.cluster.peer import Connect, Limits, Peer, connect_plaintext
 from onceflow.broker.config import Endpoint
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Place, Watcher
@@ -28,7 +28,8 @@ from onceflow.log.truncation import Truncation
 from onceflow.wire import apis, fetch
 from onceflow.wire.errors import ErrorCode, WireError
 from onceflow.wire.fetch import FetchedPartition, FetchPartition, FetchRequest
-from onceflow.wire.frames import SIZE_BYTES, decode_response, encode_request, request_class
+from onceflow.wire.frames import request_class
+from onceflow.wire.inter_broker import NO_LEADER
 from onceflow.wire.messages import message_of
 
 logger = logging.getLogger(__name__)
@@ -36,10 +37,7 @@ logger = logging.getLogger(__name__)
 FETCH_VERSION = 12
 LIST_OFFSETS_VERSION = 7
 EARLIEST, LATEST = -2, -1
-NO_LEADER = -1
 FULL_SESSION = (0, -1)
-
-_SIZE = struct.Struct(">i")
 
 AddressOf = Callable[[int], Endpoint | None]
 """Returns the address of a live broker for other brokers."""
@@ -145,6 +143,7 @@ class Fetchers:
         address_of: AddressOf,
         advance_start: AdvanceStart,
         is_busy: Callable[[Partition], bool],
+        connect: Connect = connect_plaintext,
     ) -> None:
         """`thread` truncates logs; not those for which `is_busy`, which are compacted at the moment."""
         self.broker_id = broker_id
@@ -152,6 +151,7 @@ class Fetchers:
         self.group_commit = group_commit
         self.thread = thread
         self.address_of = address_of
+        self.connect = connect
         self.advance_start = advance_start
         self.is_busy = is_busy
         self._followings: dict[Place, Following] = {}
@@ -224,8 +224,10 @@ class Fetcher:
         self._leader = leader
         self._followings: dict[Place, Following] = {}
         self._wake = asyncio.Event()
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._correlation_id = 0
+        # One batch may be larger than the limit, and a response has names and numbers beside the records.
+        limits = Limits(fetchers.limits.socket_timeout_ms / 1000, 2**31 - 1)
+        client_id = f"broker-{fetchers.broker_id}-fetcher-{leader}"
+        self._peer = Peer(lambda: fetchers.address_of(leader), client_id, connect=fetchers.connect, limits=limits)
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"fetcher-{leader}")
 
     def add(self, following: Following) -> None:
@@ -251,23 +253,18 @@ class Fetcher:
                     await self._round()
                 except (OSError, EOFError, WireError) as error:
                     logger.warning("fetching from broker %d failed, retrying: %r", self._leader, error)
-                    self._disconnect()
+                    self._peer.close()
                     await self._pause()
                 except Exception:
                     # What it copies must not fall behind for good because of one unforeseen response.
                     logger.exception("fetching from broker %d failed, retrying", self._leader)
-                    self._disconnect()
+                    self._peer.close()
                     await self._pause()
         finally:
-            self._disconnect()
+            self._peer.close()
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._all.limits.backoff_ms / 1000)
-
-    def _disconnect(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
 
     async def _round(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -322,34 +319,14 @@ class Fetcher:
             *FULL_SESSION,
             list(topics.items()),
         )
-        self._correlation_id += 1
-        frame = fetch.encode_request(FETCH_VERSION, self._correlation_id, self._client_id, request)
-        response = fetch.parse_response(FETCH_VERSION, await self._exchange(frame))
+
+        def encode(correlation_id: int, client_id: str) -> bytes:
+            return fetch.encode_request(FETCH_VERSION, correlation_id, client_id, request)
+
+        response = fetch.parse_response(FETCH_VERSION, await self._peer.exchange_frames(encode))
         if response.error_code:
             raise OSError(f"the response has error {ErrorCode(response.error_code).name}")
         return response
-
-    @property
-    def _client_id(self) -> str:
-        return f"broker-{self._all.broker_id}-fetcher-{self._leader}"
-
-    async def _exchange(self, frame: bytes) -> bytes:
-        """Send a request and return the response without its size. Raises OSError, EOFError, TimeoutError."""
-        limits = self._all.limits
-        async with asyncio.timeout(limits.socket_timeout_ms / 1000):
-            if self._streams is None:
-                address = self._all.address_of(self._leader)
-                if address is None:
-                    raise OSError(f"broker {self._leader} is not alive")
-                self._streams = await asyncio.open_connection(address.host, address.port)
-            reader, writer = self._streams
-            writer.write(frame)
-            await writer.drain()
-            (size_bytes,) = _SIZE.unpack(await reader.readexactly(SIZE_BYTES))
-            # One batch may be larger than the limit, and a response has names and numbers beside the records.
-            if not 0 <= size_bytes <= 2**31 - 1:
-                raise OSError(f"a response of {size_bytes} bytes")
-            return await reader.readexactly(size_bytes)
 
     def _delay(self, following: Following) -> None:
         following.retry_at = asyncio.get_running_loop().time() + self._all.limits.backoff_ms / 1000
@@ -449,8 +426,6 @@ class Fetcher:
                 "topics": [{"name": topic, "partitions": [asked]}],
             },
         )
-        self._correlation_id += 1
-        frame = encode_request(apis.LIST_OFFSETS, LIST_OFFSETS_VERSION, self._correlation_id, self._client_id, message)
-        _, response = decode_response(apis.LIST_OFFSETS, LIST_OFFSETS_VERSION, await self._exchange(frame))
+        response = await self._peer.exchange(message)
         (partition,) = response.topics[0].partitions
         return None if partition.error_code else int(partition.offset)

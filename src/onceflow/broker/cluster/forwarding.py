@@ -5,9 +5,7 @@ import logging
 from collections.abc import Iterable
 from datetime import timedelta
 
-from onceflow.broker.cluster.channels import Peer
-from onceflow.broker.cluster.decision import inter_broker_address
-from onceflow.broker.cluster.view import ClusterView
+from onceflow.broker.cluster.to_controller import NoController, ToController
 from onceflow.wire.apis import CREATE_TOPICS
 from onceflow.wire.errors import ErrorCode, WireError
 from onceflow.wire.frames import request_class
@@ -25,25 +23,22 @@ _TIMEOUT = timedelta(seconds=30)
 class TopicForwarder:
     """Requests to the controller, without a response to the client: it asks again."""
 
-    def __init__(self, broker_id: int, view: ClusterView) -> None:
-        self._broker_id = broker_id
-        self._view = view
+    def __init__(self, controller: ToController) -> None:
+        self._controller = controller
         self._names: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def create(self, names: Iterable[str]) -> None:
         """Let the controller create topics with its defaults."""
         wanted = [name for name in names if name not in self._names][: TOPICS_MAX - len(self._names)]
-        controller = self._view.brokers.get(self._view.controller_id)
-        address = None if controller is None else inter_broker_address(controller)
-        if not wanted or address is None:
+        if not wanted:
             return
         self._names.update(wanted)
-        task = asyncio.get_running_loop().create_task(self._create(Peer(address, str(self._broker_id)), wanted))
+        task = asyncio.get_running_loop().create_task(self._create(wanted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _create(self, peer: Peer, names: list[str]) -> None:
+    async def _create(self, names: list[str]) -> None:
         message = message_of(
             request_class(CREATE_TOPICS, VERSION),
             {
@@ -62,17 +57,19 @@ class TopicForwarder:
             },
         )
         try:
-            response = await peer.exchange(message)
+            response = await self._controller.exchange(message)
             for topic in response.topics:
                 if topic.error_code not in (ErrorCode.none, ErrorCode.topic_already_exists):
                     logger.warning("the controller did not create topic %s: %s", topic.name, topic.error_message)
+        except NoController:
+            logger.debug("topics are not created: no controller is known")
         except (OSError, EOFError, WireError) as error:
             logger.warning("the controller did not respond to the creation of topics: %r", error)
         finally:
-            peer.close()
             self._names.difference_update(names)
 
     def close(self) -> None:
         """Give up the requests."""
         for task in self._tasks:
             task.cancel()
+        self._controller.close()

@@ -5,8 +5,9 @@ from typing import NamedTuple
 from uuid import UUID
 
 from onceflow.broker.cluster import nodes
-from onceflow.broker.cluster.state import Place, State
+from onceflow.broker.cluster.state import State
 from onceflow.broker.cluster.zookeeper import StoredNode, ZooKeeper
+from onceflow.broker.storage.partitions import Place
 from onceflow.broker.topics.configs import InvalidConfig, normalized
 from onceflow.broker.topics.records import (
     ConfigRecord,

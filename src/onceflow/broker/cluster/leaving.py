@@ -5,10 +5,11 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from onceflow.broker.cluster.channels import RESPONSE_SECONDS_MAX, Peer
 from onceflow.broker.cluster.metadata import RegistryMetadata
-from onceflow.broker.cluster.state import Place
+from onceflow.broker.cluster.peer import RESPONSE_SECONDS_MAX
+from onceflow.broker.cluster.to_controller import ToController
 from onceflow.broker.cluster.view import ClusterView
+from onceflow.broker.storage.partitions import Place
 from onceflow.wire.errors import ErrorCode, WireError
 from onceflow.wire.inter_broker import ControlledShutdownRequest
 
@@ -25,9 +26,17 @@ class Attempts(NamedTuple):
 class Leaving:
     """The request to the controller before a stop."""
 
-    def __init__(self, broker_id: int, view: ClusterView, metadata: RegistryMetadata, attempts: Attempts) -> None:
+    def __init__(
+        self,
+        broker_id: int,
+        view: ClusterView,
+        controller: ToController,
+        metadata: RegistryMetadata,
+        attempts: Attempts,
+    ) -> None:
         self._broker_id = broker_id
         self._view = view
+        self._controller = controller
         self._metadata = metadata
         self._attempts = attempts
 
@@ -68,16 +77,12 @@ class Leaving:
         return await responded
 
     async def _ask_controller(self) -> Sequence[Place] | ErrorCode:
-        address = self._view.inter_broker_address(self._view.controller_id)
-        if address is None:
-            return ErrorCode.not_controller
-        peer = Peer(address, str(self._broker_id))
         try:
-            response = await peer.exchange(
+            response = await self._controller.exchange(
                 ControlledShutdownRequest(broker_id=self._broker_id, broker_epoch=self._metadata.broker_epoch)
             )
         finally:
-            peer.close()
+            self._controller.close()
         if response.error_code:
             return ErrorCode(response.error_code)
         return [(left.topic_name, left.partition_index) for left in response.remaining_partitions]

@@ -33,11 +33,11 @@ from onceflow.broker.cluster.image import (
 )
 from onceflow.broker.cluster.producer_ids import ProducerIds
 from onceflow.broker.cluster.registry import Deposed, Registry, RegistryClosed, Write
-from onceflow.broker.cluster.state import Place, Replicas, State
+from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.cluster.watch import Seen, Watch
 from onceflow.broker.cluster.write_queue import Step, WriteQueue, call
 from onceflow.broker.cluster.zookeeper import Delete
-from onceflow.broker.storage.partitions import Partition, Synced
+from onceflow.broker.storage.partitions import Partition, Place, Synced
 from onceflow.broker.topics.metadata_log import DeleteTopics, Follow
 from onceflow.broker.topics.records import (
     ConfigRecord,
@@ -543,7 +543,8 @@ class RegistryMetadata:
             return None
         if not records:
             return None
-        logger.info("topic %s was changed in ZooKeeper by another program", stored.name)
+        if self.is_controller:
+            logger.info("topic %s was changed in ZooKeeper by another program", stored.name)
         for record in records:
             self._topics.replay(record)
         topic = self._topics.by_name[stored.name]

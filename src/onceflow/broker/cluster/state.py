@@ -9,11 +9,6 @@ from typing import NamedTuple
 
 from onceflow.broker.config import Endpoint
 
-NO_LEADER = -1
-
-Place = tuple[str, int]
-"""A topic's name and the index of a partition."""
-
 
 @dataclass(frozen=True, slots=True)
 class LiveBroker:

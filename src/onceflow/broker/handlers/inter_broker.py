@@ -9,9 +9,10 @@ from typing import Any
 from uuid import UUID
 
 from onceflow.broker.cluster.controller import AlteredPartition
-from onceflow.broker.cluster.state import Place, State
+from onceflow.broker.cluster.state import State
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.storage.partitions import Place
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_response
