@@ -9,14 +9,14 @@ _LOG = "log/test_transactions.py::"
 
 MUTANTS = (
     Mutant(
-        "broker/transactions/requests.py",
+        "broker/transactions/participants.py",
         "                self._group_commit.flush(partition, transaction.transactional_id)\n"
         "                syncs.wait_for(partition)\n",
         "                self._group_commit.flush(partition, transaction.transactional_id)\n",
         _REQUESTS + "test_order_of_a_commit",
     ),
     Mutant(
-        "broker/transactions/requests.py",
+        "broker/transactions/participants.py",
         "                self._group_commit.flush(partition, transaction.transactional_id)\n"
         "                syncs.wait_for(partition)\n",
         "                syncs.wait_for(partition)\n",
@@ -70,8 +70,9 @@ MUTANTS = (
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "            if not completion.is_running:\n                self._complete(transactional_id)\n",
-        "            pass\n",
+        "            if completion.unmarked != completion.being_marked or not completion.being_marked:\n"
+        "                self._complete(transactional_id)\n",
+        "",
         _REQUESTS + "test_marker_is_retried_on_full_disk",
     ),
     Mutant(
@@ -87,22 +88,24 @@ MUTANTS = (
         _TRAPS + "test_trap_09_timeout_fences_the_epoch",
     ),
     Mutant(
-        "broker/transactions/requests.py",
-        "            self._group_commit.flush(partition, transaction.transactional_id)\n"
-        "            syncs.wait_for(partition, synced)",
-        "            self._group_commit.request(partition)\n            completion.unmarked.discard(place)",
+        "broker/transactions/participants.py",
+        "            self._group_commit.flush(partition, marker)\n"
+        "            if partition.replica is not None:\n"
+        "                partition.replica.on_appended()\n"
+        "            partition.when_durable(synced)",
+        "            self._group_commit.request(partition)\n            synced(ErrorCode.none)",
         "broker/transactions/test_transaction_durability.py::test_flush_policy_does_not_apply_to_transactions",
     ),
     Mutant(
-        "broker/transactions/requests.py",
-        "        self._when_topics_synced(syncs.expect(synced))",
-        "        completion.unmarked.discard(place)",
+        "broker/transactions/participants.py",
+        "        self._when_topics_synced(lambda error_code: marked(not error_code))",
+        "        marked(True)",
         "broker/transactions/test_transaction_durability.py::test_restored_topic_has_no_open_transaction",
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "request.producer_epoch > transaction.producer_epoch:",
-        "request.producer_epoch > transaction.producer_epoch + 1:",
+        "marker.producer_epoch > transaction.producer_epoch:",
+        "marker.producer_epoch > transaction.producer_epoch + 1:",
         _REQUESTS + "test_admin_marker_cannot_fence_one_partition",
     ),
     Mutant(

@@ -27,12 +27,14 @@ from onceflow.broker.storage.parked_fetches import ParkedFetches
 from onceflow.broker.storage.partitions import Partitions, close_all
 from onceflow.broker.storage.record_checks import RecordChecks
 from onceflow.broker.storage.state_log import StateLog, StateLogElsewhere
+from onceflow.broker.topics.internal import partition_of
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
 from onceflow.broker.topics.operations import TopicOperations
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topic, Topics
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
+from onceflow.broker.transactions.participants import LocalParticipants
 from onceflow.broker.transactions.requests import Transactions
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
@@ -48,8 +50,10 @@ if TYPE_CHECKING:
     from onceflow.broker.cluster.leaving import Leaving
     from onceflow.broker.cluster.member import Member
     from onceflow.broker.cluster.metadata import RegistryMetadata
+    from onceflow.broker.cluster.participants import ClusterParticipants
     from onceflow.broker.cluster.registry import Registry
     from onceflow.broker.cluster.replication import Replication
+    from onceflow.broker.cluster.verification import Verifications
     from onceflow.broker.cluster.view import ClusterView
 
 logger = logging.getLogger(__name__)
@@ -64,6 +68,13 @@ class Cluster(NamedTuple):
     forwarder: "TopicForwarder"
     leaving: "Leaving"
     replication: "Replication"
+    participants: "ClusterParticipants"
+    verifications: "Verifications"
+
+    def forget_dead(self) -> None:
+        """End the requests to brokers that are not alive any more; called often."""
+        self.participants.forget_dead()
+        self.verifications.forget_dead()
 
 
 class UnfinishedDeletion(OnceflowError):
@@ -125,13 +136,14 @@ class Node:
         self.logs.open_topics(self.topics, hosted_by=None if registry is None else self.node_id)
         self.groups = GroupCoordinator(clock, config)
         self.group_requests = GroupRequests(self.groups, self._open_state_topic(GROUP_OFFSETS_TOPIC))
-        deleted = self.topics.deleted_names()
-        self.topics.being_deleted |= deleted
+        self.topics.being_deleted |= (deleted := self.topics.deleted_names())
         self.group_requests.when_loaded(lambda: self._finish_deletions(deleted))
+        view = None if registry is None else self._new_view()
+        self.participants = self._new_participants(view)
         self.transactions = self._open_transactions()
         self.topic_operations = self._new_topic_operations()
-        if registry is not None:
-            self._join_cluster()
+        if view is not None:
+            self._join_cluster(view)
 
     @classmethod
     def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
@@ -161,17 +173,33 @@ class Node:
                 registry.close()
             raise
 
-    def _join_cluster(self) -> None:
+    def _new_view(self) -> "ClusterView":
+        from onceflow.broker.cluster.view import ClusterView
+
+        return ClusterView()
+
+    def _new_participants(self, view: "ClusterView | None") -> "LocalParticipants | ClusterParticipants":
+        local = LocalParticipants(self.partitions, self.group_commit, self.group_requests, self.metadata.when_synced)
+        if view is None:
+            return local
+        from onceflow.broker.cluster.metadata import RegistryMetadata
+        from onceflow.broker.cluster.participants import ClusterParticipants
+
+        assert isinstance(self.metadata, RegistryMetadata)
+        return ClusterParticipants(self.node_id, local, self.partitions, view, self.metadata, self._has_topic_partition)
+
+    def _join_cluster(self, view: "ClusterView") -> None:
         """Obey the controller, or be the controller, from now on."""
         from onceflow.broker.cluster.forwarding import TopicForwarder
         from onceflow.broker.cluster.leaving import Attempts, Leaving
         from onceflow.broker.cluster.member import Member
         from onceflow.broker.cluster.metadata import RegistryMetadata
+        from onceflow.broker.cluster.participants import ClusterParticipants
         from onceflow.broker.cluster.to_controller import ToController
-        from onceflow.broker.cluster.view import ClusterView
+        from onceflow.broker.cluster.verification import Verifications
 
         assert isinstance(self.metadata, RegistryMetadata)
-        view = ClusterView()
+        assert isinstance(self.participants, ClusterParticipants)
         replication = self._new_replication(view, self.metadata)
         member = Member(
             self.node_id,
@@ -186,9 +214,22 @@ class Node:
         attempts = Attempts(self.config.controlled_shutdown_retries, self.config.controlled_shutdown_pause_ms / 1000)
         leaving = Leaving(self.node_id, view, ToController(view, str(self.node_id)), self.metadata, attempts)
         forwarder = TopicForwarder(ToController(view, str(self.node_id)))
-        self.cluster = Cluster(view, member, self.metadata, forwarder, leaving, replication)
+        verifications = Verifications(self.node_id, view, self._transaction_coordinator)
+        self.cluster = Cluster(
+            view, member, self.metadata, forwarder, leaving, replication, self.participants, verifications
+        )
         self.partitions.is_elsewhere = self._has_topic_partition
         self.metadata.connect(member.deliver, member.when_idle)
+
+    def _transaction_coordinator(self, transactional_id: str) -> int:
+        """Return the broker that coordinates a transactional id, -1 if it is unknown."""
+        assert self.cluster is not None
+        topic = self.topics.by_name.get(TRANSACTION_STATE_TOPIC)
+        count = 0 if topic is None else topic.partition_count
+        state = (
+            self.cluster.view.state(TRANSACTION_STATE_TOPIC, partition_of(transactional_id, count)) if count else None
+        )
+        return -1 if state is None else state.leader
 
     def _new_replication(self, view: "ClusterView", metadata: "RegistryMetadata") -> "Replication":
         from onceflow.broker.cluster.controller_client import ControllerClient
@@ -330,11 +371,8 @@ class Node:
         return Transactions(
             coordinator,
             self._open_state_topic(TRANSACTION_STATE_TOPIC),
-            self.partitions,
-            self.group_commit,
-            self.group_requests,
+            self.participants,
             self.metadata.next_producer_id,
-            self.metadata.when_synced,
             abort_interval_ms=self.config.transaction_abort_interval_ms,
             expiration_interval_ms=self.config.transactional_id_expiration_interval_ms,
         )
@@ -403,6 +441,8 @@ class Node:
         """Sync and close every log, mark the directory clean, and return True; False if a log failed."""
         if self.cluster is not None:
             self.cluster.forwarder.close()
+            await self.cluster.participants.close()
+            await self.cluster.verifications.close()
             await self.cluster.replication.close()
         await self.housekeeping.close()
         await self.group_commit.close()

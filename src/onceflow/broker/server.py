@@ -337,6 +337,7 @@ class Broker:
             node.transactions.tick,
             self._check_connections,
             self._check_directory,
+            self._forget_dead_brokers,
             self._balance_leaders,
         ):
             try:
@@ -344,6 +345,10 @@ class Broker:
             except Exception:
                 logger.exception("%s failed; retrying in %s s", work.__qualname__, TICK_SECONDS)
         self._tick = asyncio.get_running_loop().call_later(TICK_SECONDS, self._on_tick)
+
+    def _forget_dead_brokers(self) -> None:
+        if self.node.cluster is not None:
+            self.node.cluster.forget_dead()
 
     def _check_directory(self) -> None:
         self.node.check_directory()

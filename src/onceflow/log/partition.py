@@ -247,13 +247,20 @@ class PartitionLog:
         return Appended(base_offset, last_offset, duplicate=True, timestamp_ms=timestamp_ms)
 
     def append_marker(
-        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None = None
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int | None = None,
+        by_client: bool = False,
     ) -> Appended:
         """End the producer's open transaction with a control batch. A newer epoch fences the producer.
 
         The marker is written even without an open transaction, so that the call can be repeated. Without
         `coordinator_epoch` the caller is this broker's own coordinator, which nothing can replace: the marker gets the
-        epoch of the producer's last one, regardless of who wrote that.
+        epoch of the producer's last one, regardless of who wrote that. `by_client`: the producer may be invented, and
+        is refused if no more can be known.
 
         Appends nothing and raises LogError: InvalidProducerEpoch, TooManyProducers, TransactionCoordinatorFenced,
         StorageFailed.
@@ -262,7 +269,7 @@ class PartitionLog:
         now_ms = self._clock.now_ms()
         if coordinator_epoch is None:
             coordinator_epoch = self.producers.coordinator_epoch(producer_id)
-        else:
+        if by_client:
             self.producers.require_capacity(producer_id, now_ms)
         marker = Marker(commit, coordinator_epoch)
         self.producers.check_marker(producer_id, producer_epoch, marker)

@@ -47,13 +47,15 @@ class AbortedTransaction(NamedTuple):
 class OpenTransactions:
     """First offsets of the transactions that make offsets unstable."""
 
-    __slots__ = ("_ended", "_open", "first_unstable_offset")
+    __slots__ = ("_ended", "_guards", "_open", "first_unstable_offset")
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
         """Producer id → first offset, in the order of the first offsets: a transaction begins at the log's end."""
         self._ended: list[tuple[int, int]] = []
         """(first offset, marker's offset) of those whose marker may not be durable yet."""
+        self._guards: dict[int, object] = {}
+        """Producer id → guard of the verification of its first batch (Kafka's VerificationGuard)."""
         self.first_unstable_offset = NO_OFFSET
         """-1: none."""
 
@@ -73,8 +75,22 @@ class OpenTransactions:
         if self.first_unstable_offset < 0:
             self.first_unstable_offset = first_offset
 
+    def begin_verification(self, producer_id: int) -> object:
+        """Return a guard: the verification of the producer's first batch is void once a marker has ended it."""
+        return self._guards.setdefault(producer_id, object())
+
+    def is_verifying(self, producer_id: int, guard: object) -> bool:
+        """Return whether no marker of the producer was written since the verification began."""
+        return self._guards.get(producer_id) is guard
+
+    def end_verification(self, producer_id: int, guard: object) -> None:
+        """Forget a guard."""
+        if self.is_verifying(producer_id, guard):
+            del self._guards[producer_id]
+
     def end(self, producer_id: int, marker_offset: int, *, commit: bool) -> AbortedTransaction | None:
         """End the producer's transaction; return its index entry if it was aborted and had records here."""
+        self._guards.pop(producer_id, None)
         first_offset = self._open.pop(producer_id, NO_OFFSET)
         if first_offset < 0:
             return None

@@ -151,7 +151,12 @@ INTER_BROKER_APIS: Mapping[int, Api] = MappingProxyType(
 )
 """Requests between the brokers of a cluster on ZooKeeper, in the versions of inter.broker.protocol.version 3.9."""
 
-CLUSTER_APIS: Mapping[int, Api] = MappingProxyType({**APIS, **INTER_BROKER_APIS})
+_VERIFYING_ROW = (ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", 0, 5, 3)
+"""Version 4 and later come from leaders of partitions (KIP-890)."""
+
+CLUSTER_APIS: Mapping[int, Api] = MappingProxyType(
+    {**APIS, ADD_PARTITIONS_TO_TXN: Api(*_VERIFYING_ROW, advertised_min=0), **INTER_BROKER_APIS}
+)
 """The APIs of a broker on ZooKeeper."""
 
 _PAGE = """\

@@ -32,6 +32,16 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
+class ProducerMarker(NamedTuple):
+    """A marker for a producer's transaction (an element of a WriteTxnMarkers request)."""
+
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    coordinator_epoch: int | None
+    """Leader epoch of the coordinator's partition; None without a cluster, where nothing replaces the coordinator."""
+
+
 def encode_marker(
     producer_id: int, producer_epoch: int, marker: Marker, *, offset: int, timestamp_ms: int, leader_epoch: int
 ) -> bytearray:

@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
 
-from onceflow.wire.apis import APIS, INTER_BROKER_APIS
+from onceflow.wire.apis import CLUSTER_APIS
 from onceflow.wire.entities import without_none
 from onceflow.wire.frames import request_class, response_class
 from onceflow.wire.messages import entity_class_in
@@ -182,7 +182,7 @@ def _unknown_names(entity_class: Any, names: frozenset[str]) -> frozenset[str]:
     use, which takes kio milliseconds: a broker that starts for a test should not need them all.
     """
     key = entity_class.__api_key__
-    api = APIS.get(key) or INTER_BROKER_APIS[key]
+    api = CLUSTER_APIS[key]
     versions = dict.fromkeys((api.version_max, api.version_min, *range(api.version_min, api.version_max + 1)))
     for load in (response_class, request_class):
         for version in versions:

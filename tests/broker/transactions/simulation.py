@@ -21,6 +21,7 @@ from onceflow.broker.storage.partitions import Partition, Partitions
 from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest, TransactionCoordinator
+from onceflow.broker.transactions.participants import LocalParticipants
 from onceflow.broker.transactions.requests import Transactions
 from onceflow.broker.transactions.transaction import PREPARED, Event, TransactionState
 from onceflow.client.records import committed_records
@@ -30,6 +31,7 @@ from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock, PowerCut
 from onceflow.wire.batch import Record, batches, encode_batch
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.markers import ProducerMarker
 
 TOPICS = {"a": 2, "b": 1, "doomed": 1, GROUP_OFFSETS_TOPIC: 1, TRANSACTION_STATE_TOPIC: 1}
 DATA_PARTITIONS = (("a", 0), ("a", 1), ("b", 0), ("doomed", 0))
@@ -131,14 +133,14 @@ class World:
         self.groups = GroupCoordinator(self.clock, config)
         self.group_requests = GroupRequests(self.groups, self._state_log(GROUP_OFFSETS_TOPIC))
         coordinator = TransactionCoordinator(self.clock, timeout_max_ms=900_000, expiration_ms=10**12)
+        self.participants = LocalParticipants(
+            self.partitions, group_commit, self.group_requests, lambda synced: synced(ErrorCode.none)
+        )
         self.transactions = Transactions(
             coordinator,
             self._state_log(TRANSACTION_STATE_TOPIC),
-            self.partitions,
-            group_commit,
-            self.group_requests,
+            self.participants,
             self._next_producer_id,
-            lambda synced: synced(ErrorCode.none),
             abort_interval_ms=1000,
             expiration_interval_ms=10**9,
         )
@@ -214,6 +216,17 @@ class World:
         else:
             records = [OffsetCommit(who.transactional_id, "a", 0, offset)]
             self.group_requests.record_transactional(who.producer_id, who.producer_epoch, records, response)
+
+    def write_marker(self, marker: ProducerMarker, at: tuple[str, int], respond: Respond) -> None:
+        """Write an admin's marker like the WriteTxnMarkers handler."""
+        partition = self.partitions.get(*at)
+        if partition is None:
+            respond(ErrorCode.unknown_topic_or_partition)
+        elif not self.transactions.take_marker(marker, at, respond):
+            try:
+                self.participants.write(marker, partition, respond, by_client=True)
+            except LogError as error:
+                respond(error.error_code)
 
     def delete_topic(self) -> None:
         self.deleted.add("doomed")

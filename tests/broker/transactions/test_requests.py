@@ -7,10 +7,11 @@ import pytest
 
 from onceflow.broker.groups.records import GroupRemoval, OffsetCommit
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest
-from onceflow.broker.transactions.requests import ENDED_AT_ONCE, MarkerRequest
+from onceflow.broker.transactions.requests import ENDED_AT_ONCE
 from onceflow.broker.transactions.transaction import Event, TransactionState
 from onceflow.wire.batch import Record, encode_batch
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.markers import ProducerMarker
 from tests.broker.transactions.simulation import GROUP_OFFSETS, TIMEOUT_MS, World
 
 AT = ("a", 0)
@@ -302,16 +303,14 @@ def test_raised_epoch_does_not_block_end(scene: Scene) -> None:
 
 def test_marker_of_unknown_transaction_is_written(scene: Scene) -> None:
     got: list[ErrorCode] = []
-    scene.world.transactions.write_marker(MarkerRequest(77, 0, commit=False, coordinator_epoch=0), AT, got.append)
+    scene.world.write_marker(ProducerMarker(77, 0, commit=False, coordinator_epoch=0), AT, got.append)
     assert got == []
     scene.sync()
     assert got == [NONE]
     assert scene.log_end() == 1
-    scene.world.transactions.write_marker(MarkerRequest(77, -1, commit=False, coordinator_epoch=0), AT, got.append)
-    scene.world.transactions.write_marker(MarkerRequest(77, 0, commit=False, coordinator_epoch=-1), AT, got.append)
-    scene.world.transactions.write_marker(
-        MarkerRequest(77, 0, commit=False, coordinator_epoch=0), ("none", 0), got.append
-    )
+    scene.world.write_marker(ProducerMarker(77, -1, commit=False, coordinator_epoch=0), AT, got.append)
+    scene.world.write_marker(ProducerMarker(77, 0, commit=False, coordinator_epoch=-1), AT, got.append)
+    scene.world.write_marker(ProducerMarker(77, 0, commit=False, coordinator_epoch=0), ("none", 0), got.append)
     assert got[1:] == [
         ErrorCode.invalid_producer_epoch,
         ErrorCode.transaction_coordinator_fenced,
@@ -322,8 +321,8 @@ def test_marker_of_unknown_transaction_is_written(scene: Scene) -> None:
 def test_later_admin_marker_does_not_block(scene: Scene) -> None:
     """Otherwise the transaction is reported as committed and readers never pass it."""
     got: list[ErrorCode] = []
-    marker = MarkerRequest(scene.who.producer_id, scene.who.producer_epoch, commit=False, coordinator_epoch=7)
-    scene.world.transactions.write_marker(marker, AT, got.append)
+    marker = ProducerMarker(scene.who.producer_id, scene.who.producer_epoch, commit=False, coordinator_epoch=7)
+    scene.world.write_marker(marker, AT, got.append)
     scene.sync()
     assert got == [NONE]
     scene.begin(AT, GROUP_OFFSETS)
@@ -338,12 +337,12 @@ def test_later_admin_marker_does_not_block(scene: Scene) -> None:
 
 def test_admin_marker_cannot_fence_one_partition(scene: Scene) -> None:
     got: list[ErrorCode] = []
-    marker = MarkerRequest(scene.who.producer_id, scene.who.producer_epoch + 1, commit=False, coordinator_epoch=0)
-    scene.world.transactions.write_marker(marker, AT, got.append)
+    marker = ProducerMarker(scene.who.producer_id, scene.who.producer_epoch + 1, commit=False, coordinator_epoch=0)
+    scene.world.write_marker(marker, AT, got.append)
     assert got == [ErrorCode.invalid_producer_epoch]
     scene.begin()
     produced = scene.produce()
-    scene.world.transactions.write_marker(marker, AT, got.append)
+    scene.world.write_marker(marker, AT, got.append)
     scene.sync()
     assert got[1:] == [ErrorCode.invalid_producer_epoch]
     assert produced == [NONE]

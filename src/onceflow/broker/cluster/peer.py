@@ -53,6 +53,11 @@ class Peer:
         self._streams: Streams | None = None
         self._correlation_id = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, which the broker may have closed."""
+        return self._streams is not None
+
     async def exchange(self, message: Any) -> Any:
         """Return the response to a message, of which the class knows API and version.
 

@@ -232,21 +232,31 @@ class GroupRequests:
         else:
             self.settle_in_time(settled)
 
-    def complete_transaction(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+    def complete_transaction(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None = None
+    ) -> None:
         """End the producer's transaction in the groups' log: its pending offsets are committed or dropped.
 
         It can be repeated; `when_synced` reports when it is durable. While the log is loading, it is postponed. Raises
         LogError. If a postponed one fails, all group responses, and `when_synced`, are errors until a restart.
         """
         if self.is_loading:
-            self.when_loaded(lambda: self._complete_late(producer_id, producer_epoch, commit=commit))
+            self.when_loaded(
+                lambda: self._complete_late(
+                    producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
+                )
+            )
         else:
-            self._state_log.append_marker(producer_id, producer_epoch, commit=commit)
+            self._state_log.append_marker(
+                producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
+            )
             self._groups.replay_marker(producer_id, commit=commit)
 
-    def _complete_late(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+    def _complete_late(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None
+    ) -> None:
         try:
-            self.complete_transaction(producer_id, producer_epoch, commit=commit)
+            self.complete_transaction(producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch)
         except LogError:
             logger.exception("the offsets of the transaction of producer %d could not be completed", producer_id)
             self._is_broken = True

@@ -7,6 +7,7 @@ of syncs, which the append requests, since the high watermark is the synced end.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import Request, close_without_response
@@ -253,7 +254,9 @@ def _take(
         _check(pending, name, records)
         assert records is not None
         if node.record_checks.must_wait(partition, records):
-            _append_later(node, partition, records, pending, responses)
+            _append_checked(node, partition, records, pending, responses)
+        elif node.cluster is not None and _must_verify(node, partition, records, pending):
+            _append_verified(node, partition, memoryview(bytearray(records)), pending, responses, at)
         else:
             _append(node, partition, records, pending, responses, at)
     except (Refused, LogError) as error:
@@ -262,7 +265,7 @@ def _take(
 
 
 def _put(responses: list[PartitionResponse], at: int, response: PartitionResponse) -> None:
-    """Add a response at the end, or replace the one that `_append_later` has reserved."""
+    """Add a response at the end, or replace the one that `_later` has reserved."""
     if at == len(responses):
         responses.append(response)
     else:
@@ -276,17 +279,80 @@ def _refused(index: int, error: Refused | LogError, partition: Partition | None)
     return PartitionResponse(index, error.error_code, -1, log_start_offset=log_start_offset, error_message=str(error))
 
 
-def _append_later(
+def _append_checked(
     node: Node, partition: Partition, records: memoryview, pending: PendingProduce, responses: list[PartitionResponse]
 ) -> None:
     """Append the records when a thread has checked them."""
     at = len(responses)
-    responses.append(PartitionResponse(partition.index, 0, -1))
-    pending.hold()
     # The request's own buffer is reused after this turn.
     batch = memoryview(bytearray(records))
 
-    def checked(error: LogError | None) -> None:
+    def append() -> None:
+        _check(pending, partition.topic, batch)
+        if node.cluster is not None and _must_verify(node, partition, batch, pending):
+            _append_verified(node, partition, batch, pending, responses, at, is_checked=True)
+        else:
+            _append(node, partition, batch, pending, responses, at, is_checked=True)
+
+    resume = _later(node, partition, pending, responses, at, append)
+    node.record_checks.check(partition, batch, resume)
+
+
+def _must_verify(node: Node, partition: Partition, records: memoryview, pending: PendingProduce) -> bool:
+    """Return whether another broker must confirm first that a batch belongs to a transaction."""
+    assert node.cluster is not None
+    return (
+        is_transactional(records)
+        and pending.transactional_id is not None
+        and node.cluster.verifications.is_needed(
+            partition,
+            read_header(records).producer_id,
+            is_coordinated_here=node.transactions.is_here(pending.transactional_id),
+        )
+    )
+
+
+def _append_verified(
+    node: Node,
+    partition: Partition,
+    batch: memoryview,
+    pending: PendingProduce,
+    responses: list[PartitionResponse],
+    at: int,
+    *,
+    is_checked: bool = False,
+) -> None:
+    """Append the records of a transaction when its coordinator has confirmed that it includes the partition."""
+    assert node.cluster is not None
+    assert pending.transactional_id is not None
+    header = read_header(batch)
+    claim = (pending.transactional_id, header.producer_id, header.producer_epoch, partition.topic, partition.index)
+
+    def append() -> None:
+        _append(node, partition, batch, pending, responses, at, is_checked=is_checked, is_verified=True)
+
+    resume = _later(node, partition, pending, responses, at, append)
+
+    def verified(error_code: ErrorCode) -> None:
+        resume(Refused(error_code, f"{partition}: the transaction does not include it") if error_code else None)
+
+    node.cluster.verifications.verify(partition, claim, verified)
+
+
+def _later(
+    node: Node,
+    partition: Partition,
+    pending: PendingProduce,
+    responses: list[PartitionResponse],
+    at: int,
+    append: Callable[[], None],
+) -> Callable[[Refused | LogError | None], None]:
+    """Reserve a response for records that wait; return a function that appends them, or takes their refusal."""
+    if at == len(responses):
+        responses.append(PartitionResponse(partition.index, 0, -1))
+    pending.hold()
+
+    def resume(error: Refused | LogError | None) -> None:
         try:
             if error is not None:
                 raise error
@@ -294,8 +360,7 @@ def _append_later(
             current = node.partitions.get(partition.topic, partition.index)
             if current is not partition:
                 raise _missing(node, partition.topic, partition.index)
-            _check(pending, partition.topic, batch)
-            _append(node, partition, batch, pending, responses, at, is_checked=True)
+            append()
         except (Refused, LogError) as refusal:
             pending.count_error(refusal.error_code)
             responses[at] = _refused(partition.index, refusal, partition)
@@ -307,7 +372,7 @@ def _append_later(
         finally:
             pending.done()
 
-    node.record_checks.check(partition, batch, checked)
+    return resume
 
 
 def _code_of(failure: Exception) -> ErrorCode:
@@ -324,9 +389,10 @@ def _append(
     at: int,
     *,
     is_checked: bool = False,
+    is_verified: bool = False,
 ) -> None:
     in_transaction = is_transactional(records)
-    if in_transaction:
+    if in_transaction and not is_verified:
         _check_transaction(node, partition, records, pending)
     if partition.replica is not None and pending.acks == ACKS_ALL and (error_code := partition.replica.refusal()):
         raise Refused(error_code, f"{partition}: fewer replicas are in sync than min.insync.replicas")
@@ -385,6 +451,9 @@ def _check_transaction(node: Node, partition: Partition, records: memoryview, pe
             f"{partition}: a transactional batch in a request without a transactional id; send it with one",
         )
     header = read_header(records)
+    if not node.transactions.is_here(transactional_id):
+        # It is open in the log: the coordinator had confirmed it, and will end it there with a marker.
+        return
     error_code = node.transactions.check_produce(
         header.producer_id, header.producer_epoch, transactional_id, partition.topic, partition.index
     )

@@ -12,14 +12,16 @@ from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access
 from onceflow.broker.storage.partitions import Partition
-from onceflow.broker.topics.topics import is_legal_name
-from onceflow.broker.transactions.requests import MarkerRequest, Syncs
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, INTERNAL_TOPICS, is_legal_name
+from onceflow.broker.transactions.participants import Respond, Syncs
 from onceflow.broker.transactions.transaction import Transaction, TransactionState
+from onceflow.log.errors import LogError
 from onceflow.log.producers import ProducerState
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis
 from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.markers import ProducerMarker
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
 
 STATES_BY_NAME = {state.value: state for state in TransactionState}
@@ -34,10 +36,10 @@ _PRODUCER = struct.Struct(">qiiqiqx")
 
 
 def handle_write_markers(node: Node, request: Request) -> None:
-    """Serve one WriteTxnMarkers request: an admin aborts a transaction in one of its partitions.
+    """Serve one WriteTxnMarkers request: a coordinator ends a transaction, or an admin aborts it in one partition.
 
-    Kafka writes the marker there and leaves the rest of the transaction open. Here the coordinator knows every open
-    transaction, so it aborts the whole. Without an open transaction the marker is written, as in Kafka.
+    In a cluster the marker is written, as in Kafka. The coordinator of a single broker knows every open transaction, so
+    it aborts the whole; without an open transaction the marker is written.
     """
     body = request.decode()
     results = [
@@ -50,12 +52,24 @@ def handle_write_markers(node: Node, request: Request) -> None:
 
     syncs = Syncs(respond)
     for marker, codes in results:
-        producer = MarkerRequest(
+        producer = ProducerMarker(
             marker.producer_id, marker.producer_epoch, marker.transaction_result, marker.coordinator_epoch
         )
         for at in codes:
-            node.transactions.write_marker(producer, at, syncs.expect(partial(codes.__setitem__, at)))
+            _write_marker(node, producer, at, syncs.expect(partial(codes.__setitem__, at)))
     syncs.settle()
+
+
+def _write_marker(node: Node, marker: ProducerMarker, place: TopicPartition, respond: Respond) -> None:
+    partition = node.partitions.get(*place)
+    writable_internal = () if node.cluster is None else (GROUP_OFFSETS_TOPIC,)
+    if partition is None or (place[0] in INTERNAL_TOPICS and place[0] not in writable_internal):
+        respond(node.partitions.error_of_missing(*place))
+    elif node.cluster is not None or not node.transactions.take_marker(marker, place, respond):
+        try:
+            node.participants.write(marker, partition, respond, by_client=True)
+        except LogError as error:
+            respond(error.error_code)
 
 
 def refuse_write_markers(request: Request, error_code: ErrorCode, _message: str | None) -> None:

@@ -1,6 +1,6 @@
 """Transactional APIs: requests of any version become the coordinator's values, its results become responses."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, INTERNAL_TOPICS
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest
+from onceflow.broker.transactions.participants import Syncs
 from onceflow.broker.transactions.transaction import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -19,6 +20,8 @@ from onceflow.wire import TopicPartition, apis
 from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 
+VERIFYING_FROM = 4
+"""First version of AddPartitionsToTxn between brokers."""
 FENCED_FROM_INIT = 4
 FENCED_FROM = 2
 """First versions with PRODUCER_FENCED; earlier ones get INVALID_PRODUCER_EPOCH instead."""
@@ -88,6 +91,9 @@ def _milliseconds(duration: timedelta) -> int:
 def handle_add_partitions(node: Node, request: Request) -> None:
     """Serve one AddPartitionsToTxn request: all partitions are added, or none."""
     body = request.decode()
+    if request.version >= VERIFYING_FROM:
+        _verify_partitions(node, request, body)
+        return
     topics = body.v3_and_below_topics
     partitions = [(topic.name, index) for topic in topics for index in topic.partitions]
     producer = ProducerRequest(
@@ -136,9 +142,66 @@ def _add_refusal(node: Node, access: Access, partition: TopicPartition) -> Error
     topic = partition[0]
     if topic in INTERNAL_TOPICS or not access.may(AclOperation.WRITE, ResourceType.TOPIC, topic):
         return ErrorCode.topic_authorization_failed
-    if node.partitions.get(*partition) is None:
-        return node.partitions.error_of_missing(*partition)
-    return ErrorCode.none
+    return ErrorCode.none if node.has_partition(*partition) else ErrorCode.unknown_topic_or_partition
+
+
+def _verify_partitions(node: Node, request: Request, body: Any) -> None:
+    """Respond to another broker, which leads partitions, whether transactions include them (KIP-890).
+
+    Clients add partitions in versions below 4.
+    """
+    results: list[dict[str, Any]] = []
+
+    def respond(_error_code: ErrorCode) -> None:
+        request.respond(error_code=ErrorCode.none, results_by_transaction=results)
+
+    syncs = Syncs(respond)
+    for transaction in body.transactions:
+        result: dict[str, Any] = {"transactional_id": transaction.transactional_id, "topic_results": ()}
+        results.append(result)
+
+        def verified(
+            codes: Mapping[TopicPartition, ErrorCode], result: dict[str, Any] = result, transaction: Any = transaction
+        ) -> None:
+            result["topic_results"] = [
+                {
+                    "name": topic.name,
+                    "results_by_partition": [
+                        {"partition_index": index, "partition_error_code": codes[topic.name, index]}
+                        for index in topic.partitions
+                    ],
+                }
+                for topic in transaction.topics
+            ]
+
+        _verify(node, transaction, verified, syncs.expect(lambda _code: None))
+    syncs.settle()
+
+
+def _verify(
+    node: Node,
+    transaction: Any,
+    verified: Callable[[Mapping[TopicPartition, ErrorCode]], None],
+    respond: Callable[[ErrorCode], None],
+) -> None:
+    """Report the error of each partition, then respond once what they reveal is durable."""
+    partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
+
+    def report(code: ErrorCode) -> None:
+        verified(dict.fromkeys(partitions, code))
+        respond(ErrorCode.none)
+
+    producer = _producer(transaction)
+    if error_code := node.transactions.error_code:
+        report(error_code)
+    elif transaction.verify_only:
+        codes = {partition: node.transactions.verify(producer, partition) for partition in partitions}
+        verified(codes)
+        node.transactions.when_synced(lambda code: report(code) if code else respond(code))
+    elif all(node.has_partition(*partition) for partition in partitions):
+        node.transactions.add(producer, frozenset(partitions), report)
+    else:
+        report(ErrorCode.unknown_topic_or_partition)
 
 
 def _producer(body: Any) -> ProducerRequest:

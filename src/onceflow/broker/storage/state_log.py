@@ -65,9 +65,13 @@ class StateLog:
         self._group_commit.request(self.partition)
         return appended.base_offset
 
-    def append_marker(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None = None
+    ) -> None:
         """End the producer's transaction in this log. Raises LogError."""
-        self.partition.log.append_marker(producer_id, producer_epoch, commit=commit)
+        self.partition.log.append_marker(
+            producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
+        )
         self._group_commit.request(self.partition)
 
     def when_synced(self, synced: Synced) -> None:

@@ -43,9 +43,10 @@ EndTxn that is repeated because its response was lost gets the response of the f
 ## Produce requests
 
 A transactional batch is accepted if the record that added its partition is durable and the transaction is ongoing.
-Coordinator and partition decide in one turn of the event loop. No batch can thus arrive after the end and leave an open
-transaction behind. The response to a transactional batch is sent when it is durable, whatever `acks` and the topic's
-flush policy are.
+Coordinator and partition decide in one turn of the event loop; in a cluster the partition's leader asks the coordinator
+([zookeeper.md](zookeeper.md#transactions)). No batch can thus arrive after the end and leave an open transaction
+behind. The response to a transactional batch is sent when it is durable, whatever `acks` and the topic's flush policy
+are.
 
 ## Commit and abort
 
@@ -62,6 +63,8 @@ An abort starts at 2, with PrepareAbort. A restart completes every prepared tran
 - A partition of a topic deleted meanwhile needs no sync and no marker.
 - A marker that does not fit on a full disk is written again every second.
 - A partition that cannot be synced prevents the commit (KAFKA_STORAGE_ERROR); the transaction can still be aborted.
+- In a cluster a commit starts at 2, too: a batch is acknowledged when all in-sync replicas have it. The response does
+  not wait for markers of a leader that is away.
 
 ## Timeouts and expiry
 
@@ -75,7 +78,8 @@ fence its last producer.
 `onceflow transaction list` and `describe` show the transactions. `onceflow transaction abort` ends one: it requests a
 producer id in place of the producer. WriteTxnMarkers, sent by Kafka's `kafka-transactions.sh abort`, aborts the whole
 transaction if the coordinator knows an open one. Otherwise it writes only the marker. With an epoch above that of a
-known producer it is refused (47).
+known producer it is refused (47). In a cluster it always writes only the marker, as in Kafka: the coordinators of other
+brokers use it.
 """
 
 

@@ -20,15 +20,13 @@ added its partition is durable. After any crash the coordinator thus knows every
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Protocol
 
-from onceflow.broker.storage.group_commit import GroupCommit
-from onceflow.broker.storage.partitions import Partition, Partitions
 from onceflow.broker.storage.state_log import StateLog
-from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, INTERNAL_TOPICS
 from onceflow.broker.transactions import records as transaction_records
 from onceflow.broker.transactions.coordinator import Decision, InitRequest, ProducerRequest, TransactionCoordinator
+from onceflow.broker.transactions.participants import Participants, Respond
 from onceflow.broker.transactions.records import TransactionRecord
 from onceflow.broker.transactions.transaction import (
     NO_PRODUCER_EPOCH,
@@ -37,9 +35,10 @@ from onceflow.broker.transactions.transaction import (
     Transaction,
     TransactionState,
 )
-from onceflow.log.errors import InvalidProducerEpoch, LogError, StorageFailed
+from onceflow.log.errors import LogError, StorageFailed
 from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
+from onceflow.wire.markers import ProducerMarker
 
 logger = logging.getLogger(__name__)
 
@@ -48,71 +47,14 @@ RETRY_SECONDS = 1.0
 ENDED_AT_ONCE = 100
 """Timed-out transactions, or expired ids, handled in one turn of the loop; the rest follows in the next tick."""
 
-Respond = Callable[[ErrorCode], None]
+_VERIFICATION_ERRORS = {
+    ErrorCode.invalid_producer_epoch: ErrorCode.producer_fenced,
+    ErrorCode.not_enough_replicas: ErrorCode.concurrent_transactions,
+    ErrorCode.invalid_txn_state: ErrorCode.transaction_abortable,
+}
+"""Error of a Produce response → error for the leader that asks."""
 InitResponse = Callable[[ErrorCode, int, int], None]
-WhenTopicsSynced = Callable[[Respond], None]
 NextProducerId = Callable[[Callable[[ErrorCode, int], None]], None]
-
-
-class GroupOffsets(Protocol):
-    """Interface of the groups for transactions that commit offsets."""
-
-    @property
-    def error_code(self) -> ErrorCode:
-        """`COORDINATOR_NOT_AVAILABLE` if their log cannot be written until the next start."""
-        ...
-
-    def complete_transaction(self, producer_id: int, producer_epoch: int, *, commit: bool) -> None:
-        """Append the marker, and commit or drop the transaction's offsets. Raises LogError."""
-        ...
-
-    def when_synced(self, settled: Respond) -> None:
-        """Call `settled` once that is durable, or with an error if it cannot be."""
-        ...
-
-
-class Syncs:
-    """Calls `done` once, when every partition is synced, with an error if there was one.
-
-    The deletion of a topic meanwhile does not count as an error.
-    """
-
-    def __init__(self, done: Respond) -> None:
-        self._done = done
-        self._missing = 1
-        self._error_code = ErrorCode.none
-
-    def expect(self, settled: Respond) -> Respond:
-        """Wait for one more callback: the returned one must be called, and calls `settled` first."""
-        self._missing += 1
-
-        def both(error_code: ErrorCode) -> None:
-            settled(error_code)
-            self.settle(error_code)
-
-        return both
-
-    def wait_for(self, partition: Partition, settled: Respond = lambda _code: None) -> None:
-        """Wait until everything in the partition's log now is durable."""
-        partition.when_durable(self.expect(settled))
-
-    def settle(self, error_code: ErrorCode = ErrorCode.none) -> None:
-        """Count one sync as done."""
-        if error_code not in (ErrorCode.none, ErrorCode.unknown_topic_or_partition):
-            self._error_code = error_code
-        self._missing -= 1
-        if not self._missing:
-            self._done(self._error_code)
-
-
-@dataclass(frozen=True, slots=True)
-class MarkerRequest:
-    """A marker that an admin client requests (WriteTxnMarkers)."""
-
-    producer_id: int
-    producer_epoch: int
-    commit: bool
-    coordinator_epoch: int
 
 
 @dataclass(slots=True)
@@ -120,8 +62,8 @@ class Completion:
     """A prepared transaction: the partitions without a durable marker, and the waiting responses."""
 
     unmarked: set[TopicPartition]
+    being_marked: set[TopicPartition] = field(default_factory=set)
     responses: list[Callable[[], None]] = field(default_factory=list)
-    is_running: bool = False
 
     def respond(self) -> None:
         responses, self.responses = self.responses, []
@@ -145,22 +87,16 @@ class Transactions:
         self,
         coordinator: TransactionCoordinator,
         state_log: StateLog,
-        partitions: Partitions,
-        group_commit: GroupCommit,
-        groups: GroupOffsets,
+        participants: Participants,
         next_producer_id: NextProducerId,
-        when_topics_synced: WhenTopicsSynced,
         *,
         abort_interval_ms: int,
         expiration_interval_ms: int,
     ) -> None:
         self.coordinator = coordinator
         self._state_log = state_log
-        self._partitions = partitions
-        self._group_commit = group_commit
-        self._groups = groups
+        self._participants = participants
         self._next_producer_id = next_producer_id
-        self._when_topics_synced = when_topics_synced
         self._being_added: set[tuple[str, str, int]] = set()
         """Partitions added by a record that is not durable yet, or never will be."""
         self._completions: dict[str, Completion] = {}
@@ -182,6 +118,10 @@ class Transactions:
             return ErrorCode.not_coordinator
         failed = self._state_log.partition.log.durability.failure is not None
         return ErrorCode.coordinator_not_available if failed else ErrorCode.none
+
+    def is_here(self, transactional_id: str) -> bool:
+        """Return whether this broker coordinates a transactional id."""
+        return not self._state_log.is_elsewhere
 
     def when_synced(self, respond: Respond) -> None:
         """Respond once the coordinator's current state is durable, or with an error if it cannot be."""
@@ -274,6 +214,15 @@ class Transactions:
             return ErrorCode.not_enough_replicas
         return self.coordinator.write_refusal(transactional_id or "", producer_id, producer_epoch, (topic, partition))
 
+    def verify(self, request: ProducerRequest, place: TopicPartition) -> ErrorCode:
+        """Return the error if the transaction does not include a partition of another broker, or `none`.
+
+        The codes are those of TransactionCoordinator.handleVerifyPartitionsInTransaction.
+        """
+        producer = request.producer_id, request.producer_epoch
+        code = self.check_produce(*producer, request.transactional_id, *place)
+        return _VERIFICATION_ERRORS.get(code, code)
+
     # The end
 
     def end(self, request: ProducerRequest, event: Event, respond: Respond) -> None:
@@ -300,15 +249,7 @@ class Transactions:
             else:
                 self._prepare(transaction.after(Event.COMMIT, self.coordinator.clock.now_ms()), respond)
 
-        syncs = Syncs(synced)
-        for topic, index in sorted(transaction.partitions):
-            partition = self._partitions.hosted(topic, index)
-            if partition is None:
-                self._when_topics_synced(syncs.expect(lambda _code: None))
-            else:
-                self._group_commit.flush(partition, transaction.transactional_id)
-                syncs.wait_for(partition)
-        syncs.settle()
+        self._participants.sync(transaction, synced)
 
     def _prepare(self, prepared: Transaction, respond: Respond) -> None:
         """Decide the outcome; respond when its markers are durable."""
@@ -333,72 +274,30 @@ class Transactions:
             completion = self._completions[transactional_id] = Completion(set(transaction.partitions))
         if respond is not None:
             completion.responses.append(respond)
-        if completion.is_running:
-            return
-        completion.is_running = True
-        syncs = Syncs(lambda _code: self._marked(transaction, completion))
-        for place in sorted(completion.unmarked):
-            self._mark(transaction, place, completion, syncs)
-        syncs.settle()
+        due = sorted(completion.unmarked - completion.being_marked)
+        completion.being_marked.update(due)
+        if not completion.being_marked:
+            self._marked(transaction, completion)
+        marker = self._marker(transaction)
+        for place in due:
+            self._participants.mark(marker, place, partial(self._on_marked, transaction, completion, place))
 
-    def _mark(self, transaction: Transaction, place: TopicPartition, completion: Completion, syncs: Syncs) -> None:
-        partition = self._partitions.hosted(*place)
-        if partition is None:
-            self._skip_deleted(place, completion, syncs)
-            return
-        is_groups = place[0] == GROUP_OFFSETS_TOPIC
-        if partition.log.durability.failure or (
-            is_groups and self._groups.error_code is ErrorCode.coordinator_not_available
-        ):
-            # Logged when it failed; it accepts no marker until the next start.
-            return
-        producer = transaction.producer_id, transaction.producer_epoch
-        try:
-            if is_groups:
-                self._groups.complete_transaction(*producer, commit=transaction.commits)
-            else:
-                partition.log.append_marker(*producer, commit=transaction.commits)
-        except InvalidProducerEpoch as error:
-            # Only a batch outside transactions can have raised the epoch; no data waits for this.
-            logger.warning(
-                "%s: the marker of transaction %s cannot be written: %s", partition, transaction.transactional_id, error
-            )
+    def _marker(self, transaction: Transaction) -> ProducerMarker:
+        partition = self._state_log.partition
+        epoch = None if partition.replica is None else partition.leader_epoch
+        return ProducerMarker(transaction.producer_id, transaction.producer_epoch, transaction.commits, epoch)
+
+    def _on_marked(
+        self, transaction: Transaction, completion: Completion, place: TopicPartition, is_done: bool
+    ) -> None:
+        completion.being_marked.discard(place)
+        if is_done:
             completion.unmarked.discard(place)
-            return
-        except StorageFailed:
-            # Not logged again: the log has reported it once, and the marker is retried every second.
-            return
-        except LogError as error:
-            logger.error(
-                "%s: the marker of transaction %s is written later: %s", partition, transaction.transactional_id, error
-            )
-            return
-
-        def synced(error_code: ErrorCode) -> None:
-            if error_code == ErrorCode.none:
-                completion.unmarked.discard(place)
-            elif error_code == ErrorCode.unknown_topic_or_partition:
-                self._skip_deleted(place, completion, syncs)
-
-        if is_groups:
-            # Not the partition's sync: while the groups are loading, the marker is not in the log yet.
-            self._groups.when_synced(syncs.expect(synced))
-        else:
-            self._group_commit.flush(partition, transaction.transactional_id)
-            syncs.wait_for(partition, synced)
-
-    def _skip_deleted(self, place: TopicPartition, completion: Completion, syncs: Syncs) -> None:
-        """Remove a deleted partition from the completion once the deletion is durable."""
-
-        def synced(error_code: ErrorCode) -> None:
-            if not error_code:
-                completion.unmarked.discard(place)
-
-        self._when_topics_synced(syncs.expect(synced))
+        if not completion.being_marked:
+            self._marked(transaction, completion)
 
     def _marked(self, transaction: Transaction, completion: Completion) -> None:
         """Record the end after a round of markers, or leave the missing ones to `tick` or the next start."""
-        completion.is_running = False
         if not completion.unmarked:
             completed = transaction.completed(self.coordinator.clock.now_ms())
             if not self._record([completed], from_reserve=True):
@@ -431,7 +330,10 @@ class Transactions:
 
     def _retry(self) -> bool:
         for transactional_id, completion in list(self._completions.items()):
-            if not completion.is_running:
+            if self._participants.may_be_away:
+                # The outcome is decided; the others may be away for long.
+                completion.respond()
+            if completion.unmarked != completion.being_marked or not completion.being_marked:
                 self._complete(transactional_id)
         return False
 
@@ -446,41 +348,27 @@ class Transactions:
         completion = self._completions.get(transaction.transactional_id)
         return transaction.partitions if completion is None else completion.unmarked
 
-    def write_marker(self, request: MarkerRequest, place: TopicPartition, respond: Respond) -> None:
-        """Write an admin's marker to one partition; a transaction known to the coordinator is aborted as a whole."""
-        partition = self._partitions.get(*place)
-        if partition is None or place[0] in INTERNAL_TOPICS:
-            respond(self._partitions.error_of_missing(*place))
-            return
-        transaction = self.coordinator.of_producer(request.producer_id)
-        if transaction is not None and request.producer_epoch > transaction.producer_epoch:
+    def take_marker(self, marker: ProducerMarker, place: TopicPartition, respond: Respond) -> bool:
+        """Take an admin's marker for one partition; a transaction known to the coordinator is aborted as a whole.
+
+        Return False if the marker concerns no transaction known here: it belongs into the partition alone.
+        """
+        transaction = self.coordinator.of_producer(marker.producer_id)
+        if transaction is not None and marker.producer_epoch > transaction.producer_epoch:
             # It would fence, in this partition only, a producer that may write according to the coordinator.
             respond(ErrorCode.invalid_producer_epoch)
         elif transaction is None or place not in transaction.partitions:
-            self._write_single_marker(request, partition, respond)
-        elif request.producer_epoch < transaction.producer_epoch:
+            return False
+        elif marker.producer_epoch < transaction.producer_epoch:
             respond(ErrorCode.invalid_producer_epoch)
-        elif request.commit or transaction.transactional_id in self.coordinator.ending:
+        elif marker.commit or transaction.transactional_id in self.coordinator.ending:
             respond(ErrorCode.invalid_txn_state)
         elif transaction.state is TransactionState.ONGOING:
             self.abort(transaction, respond)
         else:
             # It is prepared: its own marker is being written.
             self._complete(transaction.transactional_id, lambda: respond(ErrorCode.none))
-
-    def _write_single_marker(self, request: MarkerRequest, partition: Partition, respond: Respond) -> None:
-        try:
-            partition.log.append_marker(
-                request.producer_id,
-                request.producer_epoch,
-                commit=request.commit,
-                coordinator_epoch=request.coordinator_epoch,
-            )
-        except LogError as error:
-            respond(error.error_code)
-            return
-        self._group_commit.flush(partition)
-        partition.when_durable(respond)
+        return True
 
     def abort(self, transaction: Transaction, respond: Respond) -> None:
         """Abort an ongoing transaction and fence its producer."""
