@@ -11,6 +11,7 @@ from tests.compat.java_programs import environment
 PACKAGES = {
     "ConsoleConsumer": "org.apache.kafka.tools.consumer",
     "ConsumerGroupCommand": "org.apache.kafka.tools.consumer.group",
+    "AclCommand": "kafka.admin",
     "ConfigCommand": "kafka.admin",
     "DumpLogSegments": "kafka.tools",
 }

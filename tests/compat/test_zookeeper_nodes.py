@@ -7,14 +7,30 @@ from typing import Any
 
 from benchmarks import kafka
 from onceflow import services
+from onceflow.broker.security.client_quotas import (
+    CLIENT_ID,
+    CONNECTION_CREATION_RATE,
+    CONSUMER_BYTE_RATE,
+    CONTROLLER_MUTATION_RATE,
+    IP,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    USER,
+)
+from onceflow.broker.settings.authorization import ACL_AUTHORIZER
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.testing import Broker
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation, AclPermission, PatternType, ResourceType
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
-from tests.broker.raw_client import connected, milliseconds
+from tests.broker.raw_client import RawClient, connected, milliseconds
+from tests.broker.security.test_quotas import alter as alter_quotas
+from tests.broker.security.test_sasl import alter as alter_users
+from tests.broker.security.test_sasl import upsertion
 from tests.compat.conftest import kafka_jars
+from tests.conformance.guarded import creation, describing
 
 VERSION = "3.9.1"
 PROPERTIES = """\
@@ -24,6 +40,8 @@ zookeeper.connect={connect}
 log.dirs={directory}
 offsets.topic.num.partitions=1
 offsets.topic.replication.factor=1
+authorizer.class.name={authorizer}
+super.users=User:ANONYMOUS
 """
 
 Nodes = dict[str, tuple[bool, Any]]
@@ -41,12 +59,13 @@ class KafkaOnZooKeeper(kafka.KafkaProcess):
 
     def format(self) -> None:
         self.directory.mkdir()
-        text = self.properties.format(port=self.port, connect=self._connect, directory=self.directory / "data")
+        data = self.directory / "data"
+        text = self.properties.format(port=self.port, connect=self._connect, directory=data, authorizer=ACL_AUTHORIZER)
         self._properties.write_text(text)
 
 
 def act(bootstrap: str, tree: Tree) -> None:
-    """Change topics in every way."""
+    """Change topics, ACLs, users and quotas in every way."""
     with Cluster(bootstrap) as cluster, connected(bootstrap) as client:
         cluster.create_topic("visits", 2, configs={"retention.ms": "7", "cleanup.policy": "compact"})
         cluster.create_topic("plain", 1)
@@ -55,8 +74,42 @@ def act(bootstrap: str, tree: Tree) -> None:
         Admin(cluster).create_partitions("visits", 3)
         client.ask(apis.INIT_PRODUCER_ID, 1, transactional_id=None, transaction_timeout=milliseconds(60_000))
         cluster.delete_topic("deleted")
+        act_on_security(client)
         tree.await_that(lambda: not tree.exists("/admin/delete_topics/deleted"))
         tree.await_that(lambda: tree.exists("/brokers/topics/visits/partitions/2/state"))
+
+
+def act_on_security(client: RawClient) -> None:
+    """Change ACLs, users and quotas."""
+    for of, name, kind in (
+        (ResourceType.TOPIC, "visits", PatternType.LITERAL),
+        (ResourceType.TOPIC, "gone", PatternType.LITERAL),
+        (ResourceType.GROUP, "app-", PatternType.PREFIXED),
+        (ResourceType.TRANSACTIONAL_ID, "*", PatternType.LITERAL),
+        (ResourceType.CLUSTER, "kafka-cluster", PatternType.LITERAL),
+    ):
+        grant = AclOperation.DESCRIBE_CONFIGS, of, name, kind, AclPermission.DENY
+        (created,) = client.ask(apis.CREATE_ACLS, 3, creations=[creation(grant, "127.0.0.9", "User:ada")]).results
+        assert not created.error_code, created
+    client.ask(apis.DELETE_ACLS, 3, filters=[describing(resource_name_filter="gone", pattern_type_filter=3)])
+    altered = alter_users(client, upsertions=[upsertion("a d*~é"), upsertion("gone")])
+    altered |= alter_users(client, deletions=[{"name": "gone", "mechanism": 1}])
+    assert not any(code for code, _message in altered.values())
+    changes: list[tuple[list[tuple[str, str | None]], str, float | None]] = [
+        ([(USER, "ben"), (CLIENT_ID, "app")], PRODUCER_BYTE_RATE, 1000),
+        ([(USER, "a d*~é")], REQUEST_PERCENTAGE, 12.5),
+        ([(USER, None)], CONTROLLER_MUTATION_RATE, 5),
+        ([(USER, None), (CLIENT_ID, None)], CONSUMER_BYTE_RATE, 7),
+        ([(CLIENT_ID, "a/b")], CONSUMER_BYTE_RATE, 2**40),
+        ([(IP, "127.0.0.9")], CONNECTION_CREATION_RATE, 10),
+        ([(CLIENT_ID, "gone")], CONSUMER_BYTE_RATE, 1),
+        ([(CLIENT_ID, "gone")], CONSUMER_BYTE_RATE, None),
+        ([(USER, "gone"), (CLIENT_ID, "gone")], CONSUMER_BYTE_RATE, 1),
+        ([(USER, "gone"), (CLIENT_ID, "gone")], CONSUMER_BYTE_RATE, None),
+    ]
+    for entity, key, value in changes:
+        code, message = alter_quotas(client, entity, (key, value))
+        assert not code, message
 
 
 def nodes_of(tree: Tree, port: int) -> Nodes:
@@ -88,7 +141,12 @@ def test_nodes_are_those_of_kafka(zookeeper: ZooKeeperProcess, tmp_path: Path) -
         with KafkaOnZooKeeper(tmp_path / "kafka", kafka_jars(VERSION), theirs.connect) as running:
             act(running.bootstrap, theirs)
             expected = nodes_of(theirs, running.port)
-        with Broker(settings={"zookeeper.connect": ours.connect}, port=services.free_port()) as broker:
+        settings = {
+            "zookeeper.connect": ours.connect,
+            "authorizer.class.name": ACL_AUTHORIZER,
+            "super.users": "User:ANONYMOUS",
+        }
+        with Broker(settings=settings, port=services.free_port()) as broker:
             act(broker.bootstrap_servers, ours)
             shown = nodes_of(ours, int(broker.bootstrap_servers.rpartition(":")[2]))
     finally:

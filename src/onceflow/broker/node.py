@@ -128,7 +128,6 @@ class Node:
         self.acls = Acls()
         self.authorizer = self._new_authorizer()
         self.credentials = Credentials()
-        self.stores_credentials = registry is None
         self.throttling = Throttling(config, clock)
         self.cluster: Cluster | None = None
         """The other brokers, if this one is on ZooKeeper."""
@@ -296,11 +295,14 @@ class Node:
                 disk=self.disk,
             )
         from onceflow.broker.cluster.metadata import RegistryMetadata
+        from onceflow.broker.cluster.security import RegistrySecurity, SecurityState
 
         self.logs.refuse_metadata_log()
+        state = SecurityState(self.acls, self.credentials, self.throttling.quotas)
         metadata = RegistryMetadata(
             registry,
             self.topics,
+            RegistrySecurity(registry, state, has_acls=self.authorizer is not None),
             clock=self.clock,
             delete_topics=self.config.delete_topics,
             on_lost=self._lose_registry,
@@ -331,7 +333,7 @@ class Node:
             group_commit=self.group_commit,
             thread=self.housekeeping_thread,
             delete_offsets=self.group_requests.delete_offsets_of_topics,
-            opens_partitions=self.stores_credentials,
+            opens_partitions=self.config.zookeeper_connect is None,
         )
         self.metadata.follow_others(operations.follow, operations.delete)
         return operations

@@ -127,11 +127,13 @@ class Broker:
         """Validators of tokens, by the listeners with SASL."""
         self._apis: Mapping[int, apis.Api] = apis.APIS
         self._handlers = HANDLERS
+        self._refusals = REFUSALS
         if config.zookeeper_connect is not None:
             # Imported here: a broker without a cluster starts faster without it.
             from onceflow.broker.handlers import inter_broker
 
             self._apis, self._handlers = apis.CLUSTER_APIS, {**HANDLERS, **inter_broker.HANDLERS}
+            self._refusals = {**REFUSALS, **inter_broker.REFUSALS}
 
     @property
     def port(self) -> int:
@@ -298,7 +300,9 @@ class Broker:
         if node.authorizer is not None and api_key in WHOLE_REQUESTS:
             access = node.access(request)
             if not any(map(access.may_on_cluster, WHOLE_REQUESTS[api_key])):
-                REFUSALS[api_key](request, ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
+                self._refusals[api_key](
+                    request, ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
+                )
                 return
         self._handlers[api_key](node, request)
 

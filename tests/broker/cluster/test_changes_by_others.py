@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from onceflow.broker.cluster import nodes
-from onceflow.broker.cluster.watch import NOTICE_MS_MAX, Seen, Watch
+from onceflow.broker.cluster.notices import NOTICE_MS_MAX
+from onceflow.broker.cluster.watch import Seen, Watch
 from onceflow.broker.cluster.zookeeper import ZooKeeper
 from onceflow.log.clock import SystemClock
 from onceflow.testing import Broker, ManualClock

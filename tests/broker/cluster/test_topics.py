@@ -1,14 +1,11 @@
 """Topics of a broker on ZooKeeper: stored as Apache Kafka 3.9.1 stores them, and read at the next start."""
 
-import uuid
 from pathlib import Path
 
 import pytest
 
 from onceflow.broker.cluster import registry, zookeeper
-from onceflow.broker.cluster.metadata import NotStored
 from onceflow.broker.cluster.nodes import DamagedNode
-from onceflow.broker.topics.records import RemoveAclRecord
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
@@ -222,11 +219,3 @@ def test_many_partitions_take_several_writes(
         ] * 5
         delete(broker, "visits")
         tree.await_that(lambda: not tree.exists("/admin/delete_topics/visits"))
-
-
-def test_other_records_are_refused(new_broker: NewBroker) -> None:
-    """ACLs, for example, would have no effect after a restart."""
-    with new_broker() as broker:
-        assert broker._run is not None and broker._run._server is not None
-        with pytest.raises(NotStored, match="RemoveAclRecord is not stored in ZooKeeper"):
-            broker._run._server.node.metadata.record([RemoveAclRecord(uuid.uuid4())])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.broker.handlers import inter_broker
 from onceflow.broker.security import page
 from onceflow.broker.security.authorizer import AclAccess
 from onceflow.broker.security.permissions import PERMISSIONS, WHOLE_REQUESTS
@@ -50,7 +51,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 def test_every_api_has_its_permissions() -> None:
     assert PERMISSIONS.keys() == APIS.keys()
-    assert REFUSALS.keys() == WHOLE_REQUESTS.keys()
+    assert {**REFUSALS, **inter_broker.REFUSALS}.keys() == WHOLE_REQUESTS.keys()
+    assert inter_broker.REFUSALS.keys() == inter_broker.HANDLERS.keys()
 
 
 @pytest.mark.parametrize("api_key", PERMISSIONS, ids=lambda api_key: APIS[api_key].name)

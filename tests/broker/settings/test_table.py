@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from onceflow.broker.config import BrokerConfig, Endpoint, ListenerLimits
 from onceflow.broker.settings import page as settings_page
+from onceflow.broker.settings.authorization import ACL_AUTHORIZER, STANDARD_AUTHORIZER
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.properties import parse_properties
@@ -78,10 +79,10 @@ def test_finer_unit_takes_precedence() -> None:
     assert configured(log_roll_hours="2").log.segment_ms == 7_200_000
 
 
-def test_authorizer_needs_the_log_of_one_broker() -> None:
-    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    with pytest.raises(SettingRefused, match="ACLs are in the log of one broker"):
-        configured(authorizer_class_name=authorizer, zookeeper_connect="127.0.0.1:2181")
+def test_authorizer_depends_on_zookeeper() -> None:
+    with pytest.raises(SettingRefused, match=f"must be {re.escape(ACL_AUTHORIZER)} with zookeeper.connect"):
+        configured(authorizer_class_name=STANDARD_AUTHORIZER, zookeeper_connect="127.0.0.1:2181")
+    assert configured(authorizer_class_name=ACL_AUTHORIZER, zookeeper_connect="127.0.0.1:2181").authorizer_class
 
 
 def test_values_round_trip_as_text() -> None:
@@ -156,7 +157,8 @@ def test_values_round_trip_as_text() -> None:
         ("super.users", "User:a", "super.users has no effect without authorizer.class.name=org.apache.kafka."),
         ("super.users", "ada", "super.users=ada is not principals such as User:admin, separated by semicolons"),
         ("allow.everyone.if.no.acl.found", "true", "has no effect without authorizer.class.name=org.apache.kafka."),
-        ("authorizer.class.name", "kafka.security.authorizer.AclAuthorizer", "is not org.apache.kafka.metadata."),
+        ("authorizer.class.name", "kafka.security.authorizer.AclAuthorizer", "must be org.apache.kafka.metadata."),
+        ("authorizer.class.name", "org.example.Authorizer", "is not org.apache.kafka.metadata."),
     ],
 )
 def test_invalid_settings_are_refused_with_remedy(name: str, text: str, message: str) -> None:

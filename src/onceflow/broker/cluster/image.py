@@ -1,5 +1,6 @@
 """The topics in ZooKeeper, read as the records that the metadata log would have, and the states of their partitions."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
@@ -19,9 +20,21 @@ from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics, is_leg
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
+logger = logging.getLogger(__name__)
+
 
 class TopicReplaced(OnceflowError):
     """Another program has deleted a topic's node and created one of the same name."""
+
+
+def refuse_damaged(error: OnceflowError) -> None:
+    """Raise the error of a damaged node, at the start."""
+    raise error
+
+
+def log_not_followed(error: OnceflowError) -> None:
+    """Log the error of a damaged node; the broker continues with what it read before."""
+    logger.error("a change in ZooKeeper by another program is not followed: %s", error)
 
 
 class StoredTopic(NamedTuple):

@@ -28,11 +28,15 @@ from onceflow.broker.cluster.image import (
     StoredTopic,
     TopicReplaced,
     differences,
+    log_not_followed,
     read_states,
     records_of,
+    refuse_damaged,
 )
 from onceflow.broker.cluster.producer_ids import ProducerIds
 from onceflow.broker.cluster.registry import Deposed, Registry, RegistryClosed, Write
+from onceflow.broker.cluster.security import RECORDS as SECURITY_RECORDS
+from onceflow.broker.cluster.security import RegistrySecurity, SecuritySeen
 from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.cluster.watch import Seen, Watch
 from onceflow.broker.cluster.write_queue import Step, WriteQueue, call
@@ -49,23 +53,14 @@ from onceflow.broker.topics.records import (
 from onceflow.broker.topics.topics import Topic, TopicRefused, Topics
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
-from onceflow.log.errors import LogError
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.inter_broker import LeaderAndIsrResponse, StopReplicaRequest
 
 logger = logging.getLogger(__name__)
 
-_STORED = (TopicRecord, PartitionRecord, ConfigRecord, RemoveTopicRecord)
-
 Released = Callable[[Iterable[str]], None]
 """Called with the names of topics of which nothing is left."""
-
-
-class NotStored(LogError):
-    """The change is of a kind that the broker does not store in ZooKeeper."""
-
-    error_code = ErrorCode.invalid_request
 
 
 class _Look(NamedTuple):
@@ -73,6 +68,7 @@ class _Look(NamedTuple):
 
     seen: Seen
     states: Mapping[Place, State]
+    security: SecuritySeen
 
 
 class RegistryMetadata:
@@ -85,6 +81,7 @@ class RegistryMetadata:
         self,
         registry: Registry,
         topics: Topics,
+        security: RegistrySecurity,
         *,
         clock: Clock,
         delete_topics: bool,
@@ -98,6 +95,9 @@ class RegistryMetadata:
         """
         self._registry = registry
         self._topics = topics
+        self._security = security
+        self.can_store_acls_of = security.can_store_acls_of
+        self.can_store_entity = security.can_store_entity
         self._delete_topics = delete_topics
         self._on_lost = on_lost
         self._on_removed = on_removed
@@ -122,6 +122,7 @@ class RegistryMetadata:
         self._unread: list[Callable[[], None]] = []
         """Callbacks for the next look."""
         self._watch = Watch(registry.zookeeper, clock, self._on_change, self._id_of)
+        security.open(clock, self._on_change)
         self._load()
         registry.zookeeper.on_new_session = self._on_new_session
 
@@ -138,8 +139,9 @@ class RegistryMetadata:
         return self._controller is not None
 
     def _load(self) -> None:
-        look = self._look(_raise)
+        look = self._look(refuse_damaged)
         seen = look.seen
+        self._security.adopt(look.security)
         self._topics.brokers = [broker.broker_id for broker in seen.brokers]
         for topic in seen.topics:
             for record in records_of(topic):
@@ -176,19 +178,20 @@ class RegistryMetadata:
             raise TopicRefused(ErrorCode.not_controller, "This is not the correct controller for this cluster.")
 
     def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
-        """Replay a change of the topics and apply it to ZooKeeper. Raises TopicRefused, NotStored.
+        """Replay a change and apply it to ZooKeeper. Raises TopicRefused, TooManyAcls.
 
         ZooKeeper's disk is not the broker's: the reserve does not matter.
         """
-        if not isinstance(records[0], _STORED):
-            raise NotStored(f"{type(records[0]).__name__} is not stored in ZooKeeper")
-        if self._queue.failure is not None or not isinstance(records[0], ConfigRecord):
+        if self._queue.failure is not None or not isinstance(records[0], (ConfigRecord, *SECURITY_RECORDS)):
             self.require_controller()
         if self._queue.is_full:
             raise TopicRefused(
                 ErrorCode.request_timed_out,
                 f"ZooKeeper has not applied the last changes of topics yet; {Remedy.TRY_AGAIN}",
             )
+        if isinstance(records[0], SECURITY_RECORDS):
+            self._queue.add(self._security.record(records))
+            return
         for record in records:
             self._topics.replay(record)
         self._store(records[0])
@@ -290,6 +293,7 @@ class RegistryMetadata:
 
     def _on_new_session(self) -> None:
         """Tell the loop, from kazoo's thread."""
+        self._security.look_again()
         self._queue.call_from_thread(self._look_soon)
 
     # The controller's term
@@ -467,7 +471,7 @@ class RegistryMetadata:
             return
         self._is_look_due, self._is_looking = False, True
         unread, self._unread = self._unread, []
-        self._queue.run(partial(self._look, _log_not_followed), partial(self._end_looking, unread))
+        self._queue.run(partial(self._look, log_not_followed), partial(self._end_looking, unread))
 
     def _look(self, on_damaged: Callable[[OnceflowError], None]) -> _Look:
         """Read what has changed; be elected if there is no controller. In the registry's thread, except at the start.
@@ -484,14 +488,16 @@ class RegistryMetadata:
         if not (seen.has_controller or registry.is_controller) and registry.elect():
             # Everything is read again, since it is the former controller's until now.
             self._watch.look_again()
+            self._security.look_again()
             seen = registry.read(lambda _zookeeper: self._watch.look(on_damaged))
+        security = registry.read(lambda zookeeper: self._security.look(zookeeper, seen.entities, on_damaged))
         if not registry.is_controller:
-            return _Look(seen, {})
+            return _Look(seen, {}, security)
         for topic in seen.topics:
             if topic.lacks_id and topic.name not in seen.deletions:
                 registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))
         topics, states = registry.read(lambda zookeeper: read_states(zookeeper, seen.topics, on_damaged))
-        return _Look(replace(seen, topics=topics), states)
+        return _Look(replace(seen, topics=topics), states, security)
 
     def _end_looking(self, unread: Sequence[Callable[[], None]], look: _Look) -> None:
         self._is_looking = False
@@ -514,9 +520,11 @@ class RegistryMetadata:
         seen = look.seen
         if not self._queue.is_settled:
             self._watch.put_back(seen.changed)
+            self._security.put_back(look.security)
             self._unread += unread
             self._look_soon()
             return []
+        self._security.adopt(look.security)
         if not self.is_controller:
             self._remove_others(seen)
         topics = [topic for topic in seen.topics if topic.name not in seen.deletions]
@@ -539,7 +547,7 @@ class RegistryMetadata:
         try:
             records = differences(self._topics, stored)
         except (TopicReplaced, nodes.DamagedNode) as error:
-            _log_not_followed(error)
+            log_not_followed(error)
             return None
         if not records:
             return None
@@ -585,11 +593,3 @@ class RegistryMetadata:
     def _unmark(self, names: Sequence[str]) -> None:
         self._marked -= set(names)
         self._queue.add([self._step([Delete(nodes.deletion_path(name))]) for name in names])
-
-
-def _raise(error: OnceflowError) -> None:
-    raise error
-
-
-def _log_not_followed(error: OnceflowError) -> None:
-    logger.error("a change in ZooKeeper by another program is not followed: %s", error)

@@ -325,6 +325,28 @@ class Registry:
         except Conflict as conflict:
             logger.error("a change was not written to ZooKeeper: %s", conflict)
 
+    def merge(self, attempt: Callable[[ZooKeeper], Write | None]) -> None:
+        """Apply what `attempt` returns after it has read the nodes, again after each change by another program.
+
+        None: there is nothing to write. Raises Superseded, RegistrationRefused, RegistryClosed.
+        """
+
+        def once() -> None:
+            self._join()
+            for _attempt in range(ATTEMPTS_MAX):
+                write = attempt(self.zookeeper)
+                if write is None:
+                    return
+                try:
+                    self.zookeeper.commit(write)
+                except Conflict as conflict:
+                    logger.debug("%s; reading it again", conflict)
+                else:
+                    return
+            raise Superseded(f"nodes in ZooKeeper changed {ATTEMPTS_MAX} times; {Remedy.START_BROKER_AGAIN}")
+
+        self._repeat(once)
+
     def delete_topic(self, name: str) -> None:
         """Delete the nodes of a topic whose files are deleted, that of its deletion last (completeDeleteTopic)."""
         for top in (nodes.topic_path(name), nodes.config_path(name), nodes.deletion_path(name)):

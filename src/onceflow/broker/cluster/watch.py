@@ -4,8 +4,6 @@ ZooKeeper's watches fire once. They are set at the start, and again by each `loo
 live brokers, the controller, the names of the topics, the partitions of the topics that were changed, topics to delete,
 and the notices about changed configurations. A new session has no watches; all of them fire then, so that the next look
 reads everything again.
-
-Notices are deleted after 15 minutes, as by Kafka (kafka.common.ZkNodeChangeNotificationListener).
 """
 
 import logging
@@ -17,13 +15,13 @@ from uuid import UUID
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.image import StoredTopic, read_topics
+from onceflow.broker.cluster.notices import Notices
+from onceflow.broker.cluster.security_nodes import entity_of
 from onceflow.broker.cluster.state import LiveBroker
-from onceflow.broker.cluster.zookeeper import Conflict, Delete, StoredNode, ZooKeeper
+from onceflow.broker.cluster.zookeeper import ZooKeeper
 from onceflow.log.clock import Clock
 
 logger = logging.getLogger(__name__)
-
-NOTICE_MS_MAX = 15 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,8 @@ class Seen:
     has_controller: bool
     changed: Collection[str]
     """Names of the new and changed topics, to be put back if this is not applied."""
+    entities: Collection[str]
+    """Paths of the users, client ids and addresses that were changed."""
 
 
 class Watch:
@@ -51,13 +51,13 @@ class Watch:
         """
         self._id_of = id_of
         self._zookeeper = zookeeper
-        self._clock = clock
+        self._notices = Notices(zookeeper, nodes.CONFIG_CHANGES, clock, self._fire)
         self._on_change = on_change
         self._lock = threading.Lock()
         self._changed: set[str] = set()
         self._known: set[str] = set()
-        self._notices: dict[str, int] | None = None
-        """Notices that were read, with the time of their creation; None before the first look."""
+        self._entities: set[str] = set()
+        """Paths of the users, client ids and addresses with a notice that no look has returned yet."""
 
     def _fire(self, name: str | None = None) -> None:
         if name is not None:
@@ -89,10 +89,15 @@ class Watch:
         (controller,) = self._zookeeper.read_all([nodes.CONTROLLER], [self._fire])
         names = self._zookeeper.children(nodes.TOPICS, self._fire)
         deletions = self._zookeeper.children(nodes.DELETIONS, self._fire)
-        changed |= self._read_notices()
+        topics_noticed, entities = self._read_notices()
+        changed |= topics_noticed
+        self._entities |= entities
         wanted = [name for name in names if name in changed or name not in self._known]
         topics = read_topics(self._zookeeper, wanted, lambda name: partial(self._fire, name), on_damaged, self._id_of)
-        seen = Seen(list(topics), set(names), deletions, brokers, controller is not None, wanted)
+        seen = Seen(
+            list(topics), set(names), deletions, brokers, controller is not None, wanted, frozenset(self._entities)
+        )
+        self._entities.clear()
         self._known = set(names)
         return seen
 
@@ -108,39 +113,21 @@ class Watch:
                     logger.error("a broker is ignored: %s", error)
         return brokers
 
-    def _read_notices(self) -> set[str]:
-        """Return the topics whose configurations have changed since the last look; all are read at the first."""
-        present = self._zookeeper.children(nodes.CONFIG_CHANGES, self._fire)
-        known = self._notices or {}
-        new = [name for name in present if name not in known]
-        stored = self._zookeeper.read_all([f"{nodes.CONFIG_CHANGES}/{name}" for name in new])
-        read = [(name, node) for name, node in zip(new, stored, strict=True) if node is not None]
-        topics = {topic for name, node in read if (topic := _topic_of(name, node)) is not None}
-        is_first = self._notices is None
-        self._notices = {name: known[name] for name in present if name in known}
-        self._notices |= {name: node.created_ms for name, node in read}
-        self._delete_old_notices()
-        return set() if is_first else topics
-
-    def _delete_old_notices(self) -> None:
-        assert self._notices is not None
-        oldest_ms = self._clock.now_ms() - NOTICE_MS_MAX
-        for name in [name for name, created_ms in self._notices.items() if created_ms < oldest_ms]:
+    def _read_notices(self) -> tuple[set[str], set[str]]:
+        """Return the topics, and the paths of other entities, with configurations that have changed."""
+        topics: set[str] = set()
+        entities: set[str] = set()
+        for path, value in self._notices.new():
             try:
-                self._zookeeper.commit([Delete(f"{nodes.CONFIG_CHANGES}/{name}")])
-            except Conflict:
-                logger.debug("notice %s was deleted by another program", name)
-
-
-def _topic_of(name: str, notice: StoredNode) -> str | None:
-    path = f"{nodes.CONFIG_CHANGES}/{name}"
-    try:
-        entity = nodes.decode(nodes.ConfigChangeNode, path, notice.value).entity_path
-    except nodes.DamagedNode as error:
-        logger.error("a change of a configuration is not applied: %s", error)
-        return None
-    kind, _, topic = entity.partition("/")
-    if kind != "topics":
-        logger.warning("the configuration of %s in ZooKeeper has no effect: only that of topics is read there", entity)
-        return None
-    return topic
+                entity = nodes.decode(nodes.ConfigChangeNode, path, value).entity_path
+            except nodes.DamagedNode as error:
+                logger.error("a change of a configuration is not applied: %s", error)
+                continue
+            kind, _, name = entity.partition("/")
+            if kind == "topics":
+                topics.add(name)
+            elif entity_of(entity) is not None:
+                entities.add(entity)
+            else:
+                logger.warning("the configuration of %s in ZooKeeper has no effect: it is not read there", entity)
+        return topics, entities

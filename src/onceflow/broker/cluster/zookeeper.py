@@ -228,13 +228,13 @@ class ZooKeeper:
         nodes: list[str] = []
         level = [path]
         while level:
-            names = self._children_of_all(level)
+            names = self.children_of_all(level)
             nodes += [above for above, below in zip(level, names, strict=True) if below is not None]
             level = [f"{above}/{name}" for above, below in zip(level, names, strict=True) for name in below or ()]
         return nodes[::-1]
 
-    def _children_of_all(self, paths: Sequence[str]) -> list[list[str] | None]:
-        """Return the names below each path, None for one that does not exist."""
+    def children_of_all(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """Return the names below each path, None for one that does not exist. Raises OutcomeUnknown."""
         names: list[list[str] | None] = []
         for first in range(0, len(paths), READS_AT_ONCE):
             some = paths[first : first + READS_AT_ONCE]

@@ -124,6 +124,8 @@ def handle_create(node: Node, request: Request) -> None:
     for entry in body.creations:
         binding = _binding(entry)
         refusal = _refusal(binding)
+        if refusal is None and not node.metadata.can_store_acls_of(binding.pattern.name):
+            refusal = ErrorCode.invalid_request, "Failed to create ACL"
         if refusal is None and binding not in node.acls and binding not in created:
             size_bytes += size_of(binding)
             if size_bytes > ACLS_BYTES_MAX:

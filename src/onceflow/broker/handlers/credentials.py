@@ -6,9 +6,10 @@ from typing import Any
 
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
-from onceflow.broker.security.credentials import CredentialKey, Outcome, Upsertion
+from onceflow.broker.security.credentials import CredentialKey, Upsertion
 from onceflow.broker.topics.metadata_log import record_changes
 from onceflow.broker.topics.records import MetadataRecord, RemoveUserScramRecord, UserScramRecord
+from onceflow.broker.topics.topics import TopicRefused
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 
@@ -62,11 +63,12 @@ def handle_alter(node: Node, request: Request) -> None:
         Upsertion(entry.name, entry.mechanism, entry.iterations, entry.salt, entry.salted_password)
         for entry in body.upsertions
     ]
-    changes, outcomes = node.credentials.decide(deletions, upsertions)
-    if not node.stores_credentials:
-        message = "this broker cannot store credentials in ZooKeeper"
-        changes = {}
-        outcomes = [Outcome(outcome.user, ErrorCode.unsupported_version, message) for outcome in outcomes]
+    try:
+        node.metadata.require_controller()
+    except TopicRefused as refused:
+        refuse_alter(request, refused.error_code, str(refused))
+        return
+    changes, outcomes = node.credentials.decide(deletions, upsertions, node.metadata.can_store_entity)
     records: list[MetadataRecord] = [
         RemoveUserScramRecord(key) if credential is None else UserScramRecord(key, credential)
         for key, credential in changes.items()

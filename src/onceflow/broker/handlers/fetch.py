@@ -330,6 +330,8 @@ def handle(node: Node, request: Request) -> None:
 
 def _start(node: Node, request: Request, body: FetchRequest, refused: Sequence[TopicResponse] = ()) -> None:
     if body.replica_id >= 0:
+        # No quota of clients counts what replicas copy (KafkaApis.processResponseCallback).
+        request.reply.limit = None
         body, unknown = _record_followers(node, body)
         refused = [*refused, *unknown]
     PendingFetch(node, request, body, refused).start()

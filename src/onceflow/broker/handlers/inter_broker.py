@@ -16,6 +16,7 @@ from onceflow.broker.storage.partitions import Place
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import encode_response
+from onceflow.wire.inter_broker import LeaderAndIsrResponse, StopReplicaResponse, UpdateMetadataResponse
 
 
 def handle_control(node: Node, request: Request) -> None:
@@ -102,6 +103,35 @@ def handle_allocate_producer_ids(node: Node, request: Request) -> None:
     node.cluster.metadata.allocate_producer_ids(body.broker_id, body.broker_epoch, respond)
 
 
+def refuse_control(request: Request, error_code: ErrorCode, _message: str | None) -> None:
+    """Refuse a request of the controller."""
+    header = request.header
+    match header.api.key:
+        case apis.LEADER_AND_ISR:
+            response: Any = LeaderAndIsrResponse(error_code=error_code, topics=())
+        case apis.STOP_REPLICA:
+            response = StopReplicaResponse(error_code=error_code, partition_errors=())
+        case _:
+            response = UpdateMetadataResponse(error_code=error_code)
+    request.reply.count_error(error_code)
+    request.reply.send([encode_response(header.api.key, header.version, header.correlation_id, response)])
+
+
+def refuse_alter_partition(request: Request, error_code: ErrorCode, _message: str | None) -> None:
+    """Refuse an AlterPartition request."""
+    request.respond(error_code=error_code, topics=())
+
+
+def refuse_controlled_shutdown(request: Request, error_code: ErrorCode, _message: str | None) -> None:
+    """Refuse a ControlledShutdown request."""
+    request.respond(error_code=error_code, remaining_partitions=())
+
+
+def refuse_allocate_producer_ids(request: Request, error_code: ErrorCode, _message: str | None) -> None:
+    """Refuse an AllocateProducerIds request."""
+    request.respond(error_code=error_code, producer_id_start=-1, producer_id_len=0)
+
+
 HANDLERS = {
     apis.LEADER_AND_ISR: handle_control,
     apis.UPDATE_METADATA: handle_control,
@@ -109,4 +139,12 @@ HANDLERS = {
     apis.ALTER_PARTITION: handle_alter_partition,
     apis.CONTROLLED_SHUTDOWN: handle_controlled_shutdown,
     apis.ALLOCATE_PRODUCER_IDS: handle_allocate_producer_ids,
+}
+REFUSALS = {
+    apis.LEADER_AND_ISR: refuse_control,
+    apis.UPDATE_METADATA: refuse_control,
+    apis.STOP_REPLICA: refuse_control,
+    apis.ALTER_PARTITION: refuse_alter_partition,
+    apis.CONTROLLED_SHUTDOWN: refuse_controlled_shutdown,
+    apis.ALLOCATE_PRODUCER_IDS: refuse_allocate_producer_ids,
 }

@@ -122,9 +122,6 @@ def _described(entity: Entity, quotas: dict[str, float]) -> dict[str, Any]:
 
 def handle_alter(node: Node, request: Request) -> None:
     """Serve one AlterClientQuotas request: the changes of all valid entities are recorded in one batch."""
-    if node.config.zookeeper_connect is not None:
-        refuse_alter(request, ErrorCode.invalid_request, "quotas are in the log of one broker: ZooKeeper has none")
-        return
     body = request.decode()
     records: list[ClientQuotaRecord] = []
     # An entity that occurs twice has one result, as in Kafka.
@@ -135,6 +132,8 @@ def handle_alter(node: Node, request: Request) -> None:
         types = [(part.entity_type, part.entity_name) for part in entry.entity]
         entity = frozenset((kind, address_text(name) if kind == IP and name else name) for kind, name in types)
         reason = refusal_of_entity(types) or _refusal_of_ops(entity, entry.ops)
+        if reason is None and not all(node.metadata.can_store_entity(name) for _kind, name in entity if name):
+            reason = "no user or client id can have this name"
         if reason is None and entity in seen:
             reason = "Ignoring duplicate entity"
         seen.add(entity)

@@ -27,7 +27,7 @@ from onceflow.wire import apis, fetch
 from onceflow.wire.frames import REQUEST_HEADER, SIZE_AND_CORRELATION_ID
 from onceflow.wire.primitives import INT32, SHORT_OF_BYTES, read_nullable_string
 
-EXEMPT = frozenset((apis.WRITE_TXN_MARKERS, apis.SASL_HANDSHAKE, apis.SASL_AUTHENTICATE))
+EXEMPT = frozenset((apis.WRITE_TXN_MARKERS, apis.SASL_HANDSHAKE, apis.SASL_AUTHENTICATE, *apis.INTER_BROKER_APIS))
 """APIs whose time does not count: those of brokers (ApiKeys.clusterAction), and logins."""
 NO_THROTTLE_TIME_BEFORE = {
     apis.LIST_OFFSETS: 2,

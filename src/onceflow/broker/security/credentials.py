@@ -6,7 +6,7 @@ Changes are decided here and recorded in the metadata log; codes and messages of
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,9 +87,12 @@ class Credentials:
         return {key.mechanism: self.by_key[key] for key in keys if key in self.by_key}
 
     def decide(
-        self, deletions: Sequence[CredentialKey], upsertions: Sequence[Upsertion]
+        self,
+        deletions: Sequence[CredentialKey],
+        upsertions: Sequence[Upsertion],
+        can_store: Callable[[str], bool] = lambda _name: True,
     ) -> tuple[Changes, list[Outcome]]:
-        """Decide what a request changes; a user occurs once in it."""
+        """Decide what a request changes; a user occurs once in it, with a name for which `can_store`."""
         counts: dict[str, int] = {}
         for user in (*(deletion.user for deletion in deletions), *(upsertion.user for upsertion in upsertions)):
             counts[user] = counts.get(user, 0) + 1
@@ -100,7 +103,10 @@ class Credentials:
             changes[deletion] = None
         for upsertion in upsertions:
             key = CredentialKey(upsertion.user, upsertion.mechanism)
-            outcomes.setdefault(upsertion.user, self._check_upsertion(upsertion, key, len(changes)))
+            outcome = self._check_upsertion(upsertion, key, len(changes))
+            if not outcome.error_code and not can_store(key.user):
+                outcome = Outcome(key.user, ErrorCode.unacceptable_credential, "no user can have this name")
+            outcomes.setdefault(upsertion.user, outcome)
             if not outcomes[upsertion.user].error_code:
                 _user, number, iterations, salt, salted = upsertion
                 changes[key] = credential_of(BY_NUMBER[number], salted, salt, iterations)

@@ -155,10 +155,15 @@ PERMISSIONS: Mapping[int, tuple[Permission, ...]] = MappingProxyType(
     }
 )
 
+INTER_BROKER_PERMISSIONS: Mapping[int, tuple[Permission, ...]] = MappingProxyType(
+    dict.fromkeys(apis.INTER_BROKER_APIS, (_whole(AclOperation.CLUSTER_ACTION),))
+)
+"""Those of the requests between the brokers of a cluster."""
+
 WHOLE_REQUESTS: Mapping[int, tuple[AclOperation, ...]] = MappingProxyType(
     {
         api_key: tuple(row.operation for row in rows)
-        for api_key, rows in PERMISSIONS.items()
+        for api_key, rows in (*PERMISSIONS.items(), *INTER_BROKER_PERMISSIONS.items())
         if rows and all(row.is_whole for row in rows)
     }
 )

@@ -7,17 +7,19 @@ from onceflow.broker.settings.kinds import BOOLEAN, COUNT, SettingRefused
 from onceflow.broker.settings.setting import Setting
 
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+ACL_AUTHORIZER = "kafka.security.authorizer.AclAuthorizer"
+"""Kafka's authorizer with ACLs in ZooKeeper."""
 
 
 @dataclass(frozen=True)
 class AuthorizerClass:
-    """Kafka's name of the one authorizer, or nothing."""
+    """Kafka's name of the authorizer, or nothing."""
 
     kafka_type = 2
     metavar = "CLASS"
 
     def read(self, text: str) -> str:
-        if text not in ("", STANDARD_AUTHORIZER):
+        if text not in ("", STANDARD_AUTHORIZER, ACL_AUTHORIZER):
             raise ValueError(f"is not {self.allowed}")
         return text
 
@@ -26,7 +28,7 @@ class AuthorizerClass:
 
     @property
     def allowed(self) -> str:
-        return f"{STANDARD_AUTHORIZER}, or empty for none"
+        return f"{STANDARD_AUTHORIZER}, with zookeeper.connect {ACL_AUTHORIZER}, or empty for none"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ AUTHORIZATION: tuple[Setting, ...] = (
         "authorizer_class",
         AuthorizerClass(),
         "Authorizer of requests. With it, a client may do what super.users or ACLs allow (docs/acls.md). Without it,"
-        " every client may do everything.",
+        " every client may do everything. With zookeeper.connect it is Kafka's for that: AclAuthorizer.",
     ),
     Setting(
         "super.users",
@@ -91,16 +93,17 @@ QUOTAS: tuple[Setting, ...] = (
 
 def check_authorization(config: BrokerConfig) -> None:
     """Raise SettingRefused for settings that would have no effect: a user relies on them."""
-    if config.authorizer_class and config.zookeeper_connect is not None:
-        raise SettingRefused(
-            f"authorizer.class.name={config.authorizer_class} together with zookeeper.connect is not supported:"
-            " ACLs are in the log of one broker"
-        )
+    wanted = STANDARD_AUTHORIZER if config.zookeeper_connect is None else ACL_AUTHORIZER
     if config.authorizer_class:
+        if config.authorizer_class != wanted:
+            where = "without" if config.zookeeper_connect is None else "with"
+            raise SettingRefused(
+                f"authorizer.class.name={config.authorizer_class}: must be {wanted} {where} zookeeper.connect"
+            )
         return
     for name, value in (
         ("super.users", config.super_users),
         ("allow.everyone.if.no.acl.found", config.allow_everyone_if_no_acl),
     ):
         if value:
-            raise SettingRefused(f"{name} has no effect without authorizer.class.name={STANDARD_AUTHORIZER}")
+            raise SettingRefused(f"{name} has no effect without authorizer.class.name={wanted}")

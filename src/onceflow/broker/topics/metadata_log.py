@@ -18,7 +18,7 @@ from onceflow.broker.topics.records import (
     RemoveUserScramRecord,
     UserScramRecord,
 )
-from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topic, Topics
+from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topic, TopicRefused, Topics
 from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
@@ -38,7 +38,7 @@ DeleteTopics = Callable[
 
 
 class MetadataStore(Protocol):
-    """Where the changes of the topics are stored: in a log of this broker, or in ZooKeeper."""
+    """Where topics, ACLs, users and quotas are stored: in a log of this broker, or in ZooKeeper."""
 
     @property
     def partitions(self) -> Sequence[Partition]:
@@ -53,7 +53,13 @@ class MetadataStore(Protocol):
         """Whether this broker decides about topics."""
 
     def record(self, records: Sequence[MetadataRecord], *, from_reserve: bool = False) -> None:
-        """Store and replay a change of the topics. Raises LogError, TopicRefused."""
+        """Store and replay a change. Raises LogError, TopicRefused."""
+
+    def can_store_acls_of(self, name: str) -> bool:
+        """Return whether a pattern of this name can have ACLs."""
+
+    def can_store_entity(self, name: str) -> bool:
+        """Return whether a user or client id of this name can be stored."""
 
     def record_config(self, records: Sequence[MetadataRecord]) -> None:
         """Store and replay a topic's configurations. Raises LogError, TopicRefused."""
@@ -88,7 +94,7 @@ def record_changes(metadata: MetadataStore, records: Sequence[MetadataRecord]) -
     if records:
         try:
             metadata.record(records)
-        except LogError as error:
+        except (LogError, TopicRefused) as error:
             return error.error_code
     return ErrorCode.none
 
@@ -132,6 +138,12 @@ class MetadataLog:
         self._log.append(entries, from_reserve=from_reserve)
         for record in records:
             self._replay(record)
+
+    def can_store_acls_of(self, name: str) -> bool:
+        """Return that a record can have any name."""
+        return True
+
+    can_store_entity = can_store_acls_of
 
     def _replay(self, record: MetadataRecord) -> None:
         match record:
