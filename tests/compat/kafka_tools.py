@@ -14,6 +14,7 @@ PACKAGES = {
     "AclCommand": "kafka.admin",
     "ConfigCommand": "kafka.admin",
     "DumpLogSegments": "kafka.tools",
+    "ReassignPartitionsCommand": "org.apache.kafka.tools.reassign",
 }
 
 OF_THIS_RUN = (
@@ -75,7 +76,8 @@ class KafkaTools:
         text = re.sub(r"[ \t]+", " ", text)
         for ours, either in OF_A_CLUSTER:
             text = text.replace(ours, either)
-        text = re.sub(r"(?<=Configs: )\S+", lambda match: ",".join(sorted(match[0].split(","))), text)
+        # Both are sets.
+        text = re.sub(r"((?<=Configs: )|(?<=Isr: ))\S+", lambda match: ",".join(sorted(match[0].split(","))), text)
         return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -102,5 +104,5 @@ class Peers:
         """
         theirs, ours = self.ask(tool, *arguments, stdin=stdin)
         actual, expected = (sorted(line for line in outcome.lines if about in line) for outcome in (ours, theirs))
-        assert (actual, ours.code) == (expected, theirs.code), (tool, *arguments)
+        assert (actual, ours.code) == (expected, theirs.code), (tool, *arguments, actual, expected)
         return Printed([line for line in ours.lines if about in line], ours.code)

@@ -132,7 +132,8 @@ class Broker:
             # Imported here: a broker without a cluster starts faster without it.
             from onceflow.broker.handlers import inter_broker
 
-            self._apis, self._handlers = apis.CLUSTER_APIS, {**HANDLERS, **inter_broker.HANDLERS}
+            self._apis = apis.CLUSTER_APIS
+            self._handlers = {**HANDLERS, **cluster_handlers.CLUSTER_HANDLERS, **inter_broker.HANDLERS}
             self._refusals = {**REFUSALS, **inter_broker.REFUSALS}
 
     @property
@@ -237,7 +238,7 @@ class Broker:
         """Check, as the controller, which brokers do not lead their preferred partitions."""
         cluster, seconds = self.node.cluster, self.config.leader_imbalance_check_seconds
         if cluster is not None and self.config.leader_rebalance and self._ticks % round(seconds / TICK_SECONDS) == 0:
-            cluster.metadata.balance_leaders(self.config.leader_imbalance_percent_max)
+            cluster.metadata.requests.balance_leaders(self.config.leader_imbalance_percent_max)
 
     def reload_certificates(self) -> None:
         """Load the certificates of all listeners again; a file that changes is loaded without this."""

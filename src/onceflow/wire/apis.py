@@ -47,6 +47,7 @@ CREATE_PARTITIONS = 37
 DELETE_GROUPS = 42
 ELECT_LEADERS = 43
 INCREMENTAL_ALTER_CONFIGS = 44
+ALTER_PARTITION_REASSIGNMENTS = 45
 LIST_PARTITION_REASSIGNMENTS = 46
 OFFSET_DELETE = 47
 DESCRIBE_CLIENT_QUOTAS = 48
@@ -153,9 +154,14 @@ INTER_BROKER_APIS: Mapping[int, Api] = MappingProxyType(
 
 _VERIFYING_ROW = (ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", 0, 5, 3)
 """Version 4 and later come from leaders of partitions (KIP-890)."""
+_REASSIGNING_ROW = (ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 0, 0)
 
 CLUSTER_APIS: Mapping[int, Api] = MappingProxyType(
-    {**APIS, ADD_PARTITIONS_TO_TXN: Api(*_VERIFYING_ROW, advertised_min=0), **INTER_BROKER_APIS}
+    {
+        **APIS,
+        **{row[0]: Api(*row, advertised_min=0) for row in (_VERIFYING_ROW, _REASSIGNING_ROW)},
+        **INTER_BROKER_APIS,
+    }
 )
 """The APIs of a broker on ZooKeeper."""
 

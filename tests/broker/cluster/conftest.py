@@ -62,6 +62,9 @@ class Tree:
         else:
             self.client.create(self.chroot + path, value.encode(), ephemeral=ephemeral, makepath=True)
 
+    def write_json(self, path: str, value: Any) -> None:
+        self.write(path, json.dumps(value))
+
     def delete(self, path: str) -> None:
         self.client.delete(self.chroot + path, recursive=True)
 

@@ -308,6 +308,7 @@ REFUSED_CHANGES: dict[str, tuple[tuple[int, str | None, Sequence[tuple[str, int,
     "another broker": ((BROKER, "2", [("log.retention.ms", SET, "1")]), ErrorCode.invalid_request),
     "no broker": ((BROKER, "x", [("log.retention.ms", SET, "1")]), ErrorCode.invalid_request),
     "read-only": ((BROKER, "1", [("log.dirs", SET, "/x")]), ErrorCode.invalid_request),
+    "throttle": ((BROKER, "1", [("leader.replication.throttled.rate", SET, "1")]), ErrorCode.invalid_request),
     "unknown type": ((99, "x", [("a", SET, "1")]), ErrorCode.invalid_request),
     "type 0": ((0, "x", [("a", SET, "1")]), ErrorCode.invalid_request),
 }
@@ -319,6 +320,12 @@ def test_changes_that_are_refused(client: RawClient, topic: str, resource: Any, 
     kind, name, configs = resource
     assert alter(client, (kind, topic if name is None else name, configs)) == [expected]
     assert {config.config_source for config in describe(client, TOPIC, topic).configs} <= {3, 4, 5}
+
+
+def test_deleted_throttles_are_accepted(client: RawClient) -> None:
+    """The tool kafka-reassign-partitions deletes those that it may have set."""
+    names = ("leader.replication.throttled.rate", "replica.alter.log.dirs.io.max.bytes.per.second")
+    assert alter(client, (BROKER, "1", [(name, DELETE, None) for name in names])) == [ErrorCode.none]
 
 
 def test_a_repeated_resource_is_refused(client: RawClient, topic: str) -> None:

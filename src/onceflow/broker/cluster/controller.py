@@ -21,6 +21,7 @@ from onceflow.broker.cluster.state import (
     Replicas,
     State,
     elect_first,
+    elect_for_reassignment,
     elect_for_shutdown,
     elect_offline,
     elect_preferred,
@@ -28,6 +29,8 @@ from onceflow.broker.cluster.state import (
 from onceflow.broker.storage.partitions import Place
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.inter_broker import NO_LEADER
+
+NO_REASSIGNMENT = "No partition reassignment is in progress."
 
 
 class PartitionImage(NamedTuple):
@@ -44,6 +47,13 @@ class AlteredPartition(NamedTuple):
     isr: tuple[int, ...]
     version: int
     is_recovering: bool = False
+
+
+class Refusal(NamedTuple):
+    """Reason against a reassignment."""
+
+    error_code: ErrorCode
+    message: str | None
 
 
 class Controller:
@@ -64,6 +74,8 @@ class Controller:
         self.states: dict[Place, State] = {}
         self.deleting: dict[str, set[tuple[int, int]]] = {}
         """Topics to delete, each with the replicas (partition, broker) whose files may still exist."""
+        self.reassigning: set[Place] = set()
+        """Partitions whose replicas are being replaced."""
 
     # The cluster
 
@@ -95,9 +107,13 @@ class Controller:
         for broker_id in self.brokers:
             self._send_replicas(outbox, broker_id)
         outbox.tell(self.brokers, self.states)
+        self.reassigning = {
+            place for place, wanted in self.replicas.items() if wanted.is_reassigned and place[0] not in self.deleting
+        }
         self._elect_where_possible(outbox)
         self._remove_offline(outbox, {broker for wanted in self.replicas.values() for broker in wanted.replicas})
         self._continue_deletions(outbox, self.brokers)
+        self._continue_reassignments(outbox, self.brokers)
         return outbox.close()
 
     def _all_replicas(self, name: str) -> set[tuple[int, int]]:
@@ -146,6 +162,7 @@ class Controller:
         )
         self._elect_where_possible(outbox)
         self._continue_deletions(outbox, arrived)
+        self._continue_reassignments(outbox, arrived)
         return outbox.close()
 
     def _continue_deletions(self, outbox: Outbox, brokers: Container[int]) -> None:
@@ -243,6 +260,7 @@ class Controller:
         if name not in self.topic_ids or name in self.deleting:
             return Decision()
         self.deleting[name] = self._all_replicas(name)
+        self.reassigning = {place for place in self.reassigning if place[0] != name}
         outbox = self._outbox()
         outbox.tell(self.brokers, [place for place in self.states if place[0] == name])
         self._continue_deletion(outbox, name, self.brokers)
@@ -384,8 +402,10 @@ class Controller:
 
     def _elect(self, outbox: Outbox, place: Place, *, unclean: bool) -> ErrorCode:
         wanted, state = self.replicas.get(place), self.states.get(place)
-        if wanted is None or place[0] in self.deleting:
+        if wanted is None:
             return ErrorCode.unknown_topic_or_partition
+        if place[0] in self.deleting:
+            return ErrorCode.invalid_topic_exception
         if state is None:
             return ErrorCode.eligible_leaders_not_available if unclean else ErrorCode.preferred_leader_not_available
         is_online = state.leader in self.brokers
@@ -400,3 +420,122 @@ class Controller:
         changed = state.changed(elected.leader, elected.isr, self.epoch)
         self._change(outbox, place, replace(changed, is_recovering=True) if elected.is_unclean else changed)
         return ErrorCode.none
+
+    # Reassignments
+
+    def reassign(
+        self, targets: Mapping[Place, Sequence[int] | None], *, checks_brokers: bool = True
+    ) -> tuple[Decision, Mapping[Place, Refusal]]:
+        """Begin to replace the replicas of partitions; None cancels what was begun. Return the refusals.
+
+        The new replicas copy the partition; `complete_reassignments` removes the others when all of them are in sync
+        (KafkaController.processApiPartitionReassignment). Without `checks_brokers` new replicas may be away.
+        """
+        outbox = self._outbox()
+        refusals: dict[Place, Refusal] = {}
+        for place, target in targets.items():
+            refusal = self._refusal(place, target, self.brokers if checks_brokers else None)
+            if refusal is not None:
+                refusals[place] = refusal
+            else:
+                wanted = self.replicas[place]
+                self._reassign(outbox, place, wanted.reassigned(wanted.origin if target is None else target))
+        return outbox.close(), refusals
+
+    def _refusal(self, place: Place, target: Sequence[int] | None, live: Container[int] | None) -> Refusal | None:
+        """Return the reason against new replicas (KafkaController.validateReplicas), with Kafka's messages."""
+        wanted, state = self.replicas.get(place), self.states.get(place)
+        if wanted is None or place[0] in self.deleting:
+            if target is None:
+                return Refusal(ErrorCode.no_reassignment_in_progress, NO_REASSIGNMENT)
+            return Refusal(ErrorCode.unknown_topic_or_partition, "The partition does not exist.")
+        if target is None and not wanted.is_reassigned:
+            return Refusal(ErrorCode.no_reassignment_in_progress, NO_REASSIGNMENT)
+        after = wanted.reassigned(wanted.origin if target is None else target)
+        shown = _shown("ArrayBuffer", target or ())
+        away = [broker for broker in after.adding if live is not None and broker not in live]
+        message = None
+        if not after.target:
+            message = "Empty replica list specified in partition reassignment."
+        elif len(set(after.target)) < len(target or after.target):
+            message = f"Duplicate replica ids in partition reassignment replica list: {shown}"
+        elif min(after.target) < 0:
+            message = f"Invalid broker id in replica list: {shown}"
+        elif away:
+            message = (
+                "Replica assignment has brokers that are not alive. Replica list:"
+                f" {_shown('ArrayBuffer', after.adding)}, live broker list: {_shown('Set', sorted(self.brokers))}"
+            )
+        elif state is not None and not set(state.isr) & set(after.replicas):
+            # Kafka deletes the last replica in sync here.
+            message = f"None of the replicas {list(after.replicas)} is in sync; the only ones in sync are {state.isr}"
+        return None if message is None else Refusal(ErrorCode.invalid_replica_assignment, message)
+
+    def _reassign(self, outbox: Outbox, place: Place, wanted: Replicas) -> None:
+        current = self.replicas[place]
+        if wanted == current and place in self.reassigning:
+            return
+        self.reassigning.add(place)
+        if wanted != current:
+            self.replicas[place] = wanted
+            outbox.assign(place[0])
+            self._remove_replicas(outbox, place, [b for b in current.replicas if b not in wanted.replicas])
+        self._start_copies(outbox, place)
+
+    def _start_copies(self, outbox: Outbox, place: Place) -> None:
+        """Send all replicas the next leader epoch, in which the leader knows those to add."""
+        state, wanted = self.states.get(place), self.replicas[place]
+        if state is None:
+            self._create_state(outbox, place)
+        elif not set(wanted.target) <= set(state.isr):
+            self._change(outbox, place, state.changed(state.leader, state.isr, self.epoch))
+
+    def _continue_reassignments(self, outbox: Outbox, brokers: Iterable[int]) -> None:
+        """Send reassigned replicas to brokers that were away or had another controller."""
+        brokers = set(brokers)
+        for place in self.reassigning:
+            if set(self.replicas[place].target) & brokers:
+                self._start_copies(outbox, place)
+
+    def complete_reassignments(self) -> tuple[Sequence[Decision], Mapping[Place, Sequence[int]]]:
+        """Complete the reassignments whose new replicas are all in sync: one of them leads, the others are deleted.
+
+        Return the decisions in their order, and the replicas of these partitions. The states are written before the
+        assignments: the next controller finds what is left to do. Kafka continues also without a live new replica; here
+        the partition waits for one.
+        """
+        live = self.live
+        outbox, after = self._outbox(), self._outbox()
+        completed: dict[Place, Sequence[int]] = {}
+        for place in sorted(self.reassigning):
+            state, wanted = self.states.get(place), self.replicas[place]
+            if state is None or not set(wanted.target) <= set(state.isr):
+                continue
+            leader = state.leader if {state.leader} & set(wanted.target) & live else None
+            leader = elect_for_reassignment(wanted.target, state.isr, live) if leader is None else leader
+            if leader is None:
+                continue
+            self.replicas[place] = Replicas(wanted.target)
+            self._change(outbox, place, state.changed(leader, state.isr, self.epoch))
+            self._remove_replicas(outbox, place, wanted.removing)
+            self.reassigning.discard(place)
+            completed[place] = wanted.target
+            after.assign(place[0])
+        after.tell(self.brokers, completed)
+        return ([outbox.close(), after.close()] if completed else []), completed
+
+    def _remove_replicas(self, outbox: Outbox, place: Place, removed: Iterable[int]) -> None:
+        """Remove replicas from the in-sync set, and delete their files (ReplicaStateMachine, OfflineReplica)."""
+        for broker_id in removed:
+            state = self.states.get(place)
+            if state is not None and broker_id in state.isr:
+                leader = NO_LEADER if state.leader == broker_id else state.leader
+                isr = tuple(broker for broker in state.isr if broker != broker_id)
+                self._change(outbox, place, state.changed(leader, isr, self.epoch))
+            if state is not None:
+                outbox.stop(broker_id, place, delete=True)
+
+
+def _shown(kind: str, brokers: Iterable[int]) -> str:
+    """Format a collection as Scala does."""
+    return f"{kind}({', '.join(map(str, brokers))})"

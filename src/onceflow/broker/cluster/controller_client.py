@@ -57,7 +57,7 @@ class ControllerClient:
             else:
                 altered(Committed(result.isr, result.leader_epoch, result.version))
 
-        self._metadata.alter_partitions(self._broker_id, self._metadata.broker_epoch, {key: wish}, respond)
+        self._metadata.requests.alter_partitions(self._broker_id, self._metadata.broker_epoch, {key: wish}, respond)
 
     async def _alter(self, request: IsrRequest, altered: Altered) -> None:
         try:

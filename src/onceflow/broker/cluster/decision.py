@@ -43,6 +43,14 @@ class Write(NamedTuple):
     is_new: bool
 
 
+class Assignment(NamedTuple):
+    """The replicas of all partitions of a topic, to write."""
+
+    name: str
+    topic_id: UUID
+    replicas: Mapping[int, Replicas]
+
+
 class ControlRequest(NamedTuple):
     """A request for one broker: an entity of `wire.inter_broker`, which knows its API and version."""
 
@@ -57,14 +65,17 @@ class ControlRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """States to write, and the requests to send after that."""
+    """Assignments to write first, states to write, and the requests to send after that."""
 
     writes: tuple[Write, ...] = ()
     requests: tuple[ControlRequest, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
 
     def then(self, other: "Decision") -> "Decision":
         """Return both decisions as one, in their order."""
-        return Decision(self.writes + other.writes, self.requests + other.requests)
+        return Decision(
+            self.writes + other.writes, self.requests + other.requests, self.assignments + other.assignments
+        )
 
 
 class Known(Protocol):
@@ -84,6 +95,7 @@ class Outbox:
     """Collects what one event causes, at most one request of each kind for each broker."""
 
     known: Known
+    _assigned: dict[str, None] = field(default_factory=dict)
     _writes: list[Write] = field(default_factory=list)
     _announced: dict[int, None] = field(default_factory=dict)
     _leaders: dict[int, dict[Place, bool]] = field(default_factory=dict)
@@ -111,6 +123,10 @@ class Outbox:
         """Write the state of a partition."""
         self._writes.append(Write(place, self.known.states[place], is_new))
 
+    def assign(self, name: str) -> None:
+        """Write the replicas of a topic."""
+        self._assigned[name] = None
+
     def close(self) -> Decision:
         """Return the decision."""
         requests = [
@@ -119,7 +135,8 @@ class Outbox:
             *self._requests(self._metadata, self._update_metadata),
             *self._requests(self._stopped, self._stop_replica),
         ]
-        return Decision(tuple(self._writes), tuple(requests))
+        assignments = tuple(assignment_of(self.known, name) for name in self._assigned)
+        return Decision(tuple(self._writes), tuple(requests), assignments)
 
     def _requests(
         self,
@@ -231,6 +248,12 @@ class Outbox:
         if place[0] in self.known.deleting:
             return EPOCH_DURING_DELETE
         return self.known.states[place].leader_epoch
+
+
+def assignment_of(known: Known, name: str) -> Assignment:
+    """Return the replicas of a topic."""
+    replicas = {index: replicas for (topic, index), replicas in known.replicas.items() if topic == name}
+    return Assignment(name, known.topic_ids[name], dict(sorted(replicas.items())))
 
 
 def inter_broker_address(broker: LiveBroker) -> Any:

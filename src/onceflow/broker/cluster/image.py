@@ -6,7 +6,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from onceflow.broker.cluster import nodes
-from onceflow.broker.cluster.state import State
+from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.cluster.zookeeper import StoredNode, ZooKeeper
 from onceflow.broker.storage.partitions import Place
 from onceflow.broker.topics.configs import InvalidConfig, normalized
@@ -42,7 +42,7 @@ class StoredTopic(NamedTuple):
 
     name: str
     topic_id: UUID
-    replicas: Mapping[int, Sequence[int]]
+    replicas: Mapping[int, Replicas]
     configs: Mapping[str, str] | None
     """None: it has no node for them."""
     lacks_id: bool
@@ -80,19 +80,24 @@ def _stored_topic(
     if not is_legal_name(name) or name == CLUSTER_METADATA_TOPIC:
         raise nodes.damaged(path, stored.value, f"{name!r} is not the name of a topic")
     topic = nodes.decode(nodes.TopicNode, path, stored.value)
-    replicas = {nodes.decode_number(path, index.encode()): brokers for index, brokers in topic.partitions.items()}
+    replicas = {
+        nodes.decode_number(path, index.encode()): Replicas(
+            tuple(brokers), tuple(topic.adding_replicas.get(index, ())), tuple(topic.removing_replicas.get(index, ()))
+        )
+        for index, brokers in topic.partitions.items()
+    }
     if set(replicas) != set(range(len(replicas))):
         raise nodes.damaged(path, stored.value, "partitions must be numbered from 0 without a gap")
-    if not all(replicas.values()):
+    if not all(brokers.target for brokers in replicas.values()):
         raise nodes.damaged(path, stored.value, "a partition has no replicas")
     topic_id = id_of(name) if topic.topic_id is None else nodes.decode_uuid(path, topic.topic_id)
     return StoredTopic(name, topic_id, replicas, _configs(name, config), topic.topic_id is None)
 
 
-def differences(topics: Topics, stored: StoredTopic) -> list[MetadataRecord]:
+def differences(topics: Topics, stored: StoredTopic, *, is_controller: bool) -> list[MetadataRecord]:
     """Return the records after which `topics` has a topic as it is stored.
 
-    Raises DamagedNode, TopicReplaced.
+    The controller itself decides about the replicas of the partitions that it knows. Raises DamagedNode, TopicReplaced.
     """
     records = list(records_of(stored))
     local = topics.by_name.get(stored.name)
@@ -104,7 +109,11 @@ def differences(topics: Topics, stored: StoredTopic) -> list[MetadataRecord]:
     wanted = _normalized(stored)
     if local is None:
         return records
-    new = [record for record in records if isinstance(record, PartitionRecord)][local.partition_count :]
+    partitions = [record for record in records if isinstance(record, PartitionRecord)]
+    new = partitions[local.partition_count :]
+    if not is_controller:
+        present = zip(partitions, local.replicas, strict=False)
+        new = [*(record for record, replicas in present if record.replicas != replicas), *new]
     if local.is_internal:
         return [*new]
     removed = [ConfigRecord(local.name, name, None) for name in local.configs if name not in wanted]
@@ -134,7 +143,7 @@ def records_of(topic: StoredTopic) -> Iterator[MetadataRecord]:
     for name, value in _normalized(topic).items():
         yield ConfigRecord(topic.name, name, value)
     for index in range(len(topic.replicas)):
-        replicas = tuple(topic.replicas[index])
+        replicas = topic.replicas[index].replicas
         yield PartitionRecord(index, topic.topic_id, replicas[0], replicas)
 
 

@@ -73,7 +73,7 @@ class Leaving:
             if not responded.done():
                 responded.set_result(result)
 
-        self._metadata.shut_down(self._broker_id, self._metadata.broker_epoch, respond)
+        self._metadata.requests.shut_down(self._broker_id, self._metadata.broker_epoch, respond)
         return await responded
 
     async def _ask_controller(self) -> Sequence[Place] | ErrorCode:

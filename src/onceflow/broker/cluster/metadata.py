@@ -22,8 +22,9 @@ from uuid import UUID, uuid4
 
 from onceflow.broker.cluster import nodes, writes
 from onceflow.broker.cluster.channels import Channels, Deliver
-from onceflow.broker.cluster.controller import AlteredPartition, Controller, PartitionImage
-from onceflow.broker.cluster.decision import ControlRequest, Decision
+from onceflow.broker.cluster.controller import Controller, PartitionImage
+from onceflow.broker.cluster.controller_requests import ControllerRequests
+from onceflow.broker.cluster.decision import Assignment, ControlRequest, Decision, assignment_of
 from onceflow.broker.cluster.image import (
     StoredTopic,
     TopicReplaced,
@@ -105,6 +106,8 @@ class RegistryMetadata:
         self._producer_ids = ProducerIds(registry, self._queue)
         self.next_producer_id = self._producer_ids.next
         self._controller: Controller | None = None
+        self.requests = ControllerRequests(self, topics, registry, self._queue)
+        """Requests to the controller."""
         self._channels: Channels | None = None
         self._unsent: list[ControlRequest] = []
         """Requests decided before the broker can serve any."""
@@ -137,6 +140,11 @@ class RegistryMetadata:
     @property
     def is_controller(self) -> bool:
         return self._controller is not None
+
+    @property
+    def controller(self) -> Controller | None:
+        """The controller's state, if this broker is the controller."""
+        return self._controller
 
     def _load(self) -> None:
         look = self._look(refuse_damaged)
@@ -184,6 +192,8 @@ class RegistryMetadata:
         """
         if self._queue.failure is not None or not isinstance(records[0], (ConfigRecord, *SECURITY_RECORDS)):
             self.require_controller()
+        if isinstance(records[0], PartitionRecord):
+            self.requests.refuse_while_reassigned(self._topics.by_id[records[0].topic_id].name)
         if self._queue.is_full:
             raise TopicRefused(
                 ErrorCode.request_timed_out,
@@ -203,10 +213,12 @@ class RegistryMetadata:
         match first:
             case TopicRecord(_, topic_id):
                 topic = self._topics.by_id[topic_id]
-                self._decided(self._assigned(topic, 0, {}), [writes.create_topic(topic)])
+                self.decide(self._assigned(topic, 0, {}), [writes.create_topic(topic)])
             case PartitionRecord(start, topic_id, _):
                 topic = self._topics.by_id[topic_id]
-                self._decided(self._assigned(topic, start, {}), [writes.create_partitions(topic)])
+                decision = self._assigned(topic, start, {})
+                assert self._controller is not None
+                self.decide(decision, [writes.assign(assignment_of(self._controller, topic.name))])
             case ConfigRecord(name, _, _):
                 write = writes.set_config(self._topics.by_name[name])
                 apply = self._registry.write if self.is_controller else self._registry.write_as_member
@@ -216,8 +228,11 @@ class RegistryMetadata:
                 is_marked = name in self._marked
                 self._marked.discard(name)
                 assert self._controller is not None
+                reassigned = [place for place in self._controller.reassigning if place[0] == name]
                 decision = self._controller.delete_topic(name)
-                self._decided(decision, [] if is_marked else [writes.begin_deletion(name)])
+                self.decide(decision, [] if is_marked else [writes.begin_deletion(name)])
+                if reassigned:
+                    self._queue.add([partial(self._registry.end_reassignments, dict.fromkeys(reassigned))])
 
     def _step(self, write: Write) -> Step:
         return partial(self._registry.write, write)
@@ -234,12 +249,33 @@ class RegistryMetadata:
         }
         return self._controller.add_partitions(topic.name, topic.topic_id, images)
 
-    def _decided(self, decision: Decision, before: Sequence[Write] = ()) -> None:
-        """Queue the writes of a decision, after those in `before`; its requests are sent when they are applied."""
-        steps = [self._step(write) for write in before]
+    def decide(self, decision: Decision, before: Sequence[Write] = ()) -> None:
+        """Queue the writes of a decision, after those in `before`; its requests are sent when they are applied.
+
+        Then complete the reassignments that can be.
+        """
+        self._queue_decision(decision, before)
+        assert self._controller is not None
+        further, completed = self._controller.complete_reassignments()
+        for other in further:
+            self._queue_decision(other)
+        if completed:
+            logger.info("reassigned: %s", ", ".join(f"{name}-{index}" for name, index in completed))
+            self._queue.add([partial(self._registry.end_reassignments, completed)])
+
+    def _queue_decision(self, decision: Decision, before: Sequence[Write] = ()) -> None:
+        for assignment in decision.assignments:
+            self._adopt_replicas(assignment)
+        steps = [self._step(write) for write in (*before, *map(writes.assign, decision.assignments))]
         if decision.writes:
             steps.append(partial(self._registry.write_states, decision.writes))
         self._queue.add(steps, partial(self._send, decision.requests) if decision.requests else None)
+
+    def _adopt_replicas(self, assignment: Assignment) -> None:
+        topic = self._topics.by_id[assignment.topic_id]
+        for index, (replicas, _adding, _removing) in assignment.replicas.items():
+            if topic.replicas[index] != replicas:
+                self._topics.replay(PartitionRecord(index, topic.topic_id, replicas[0], replicas))
 
     def finish_deletions(self, names: Iterable[str], released: Released) -> None:
         """Delete what ZooKeeper has of topics without files and offsets here, once no other broker has files."""
@@ -306,7 +342,7 @@ class RegistryMetadata:
             topics[topic.name] = (
                 topic.topic_id,
                 {
-                    index: PartitionImage(Replicas(tuple(replicas)), look.states.get((topic.name, index)))
+                    index: PartitionImage(replicas, look.states.get((topic.name, index)))
                     for index, replicas in topic.replicas.items()
                 },
             )
@@ -314,7 +350,7 @@ class RegistryMetadata:
         epoch = self._registry.term.epoch
         logger.info("broker %d is the controller of epoch %d", self._registry.broker_id, epoch)
         self._controller = Controller(self._registry.broker_id, epoch, is_unclean_allowed=lambda _topic: False)
-        self._decided(self._controller.begin(seen.brokers, topics, unserved))
+        self.decide(self._controller.begin(seen.brokers, topics, unserved))
         for name in self._finished & set(unserved):
             self.finish_deletions([name], lambda _names: None)
 
@@ -345,7 +381,7 @@ class RegistryMetadata:
 
     def _refresh(self, broker_id: int) -> None:
         if self._controller is not None:
-            self._decided(self._controller.refresh(broker_id))
+            self.decide(self._controller.refresh(broker_id))
 
     def _on_response(self, request: ControlRequest, response: Any) -> None:
         if response.error_code:
@@ -371,76 +407,6 @@ class RegistryMetadata:
                     logger.error("broker %d could not delete %s-%d", request.broker_id, *place)
                 elif self._controller.replica_deleted(*place, request.broker_id):
                     self._complete_deletion(place[0], self._to_release.pop(place[0], lambda _names: None))
-
-    def elect_leaders(
-        self,
-        places: Sequence[Place],
-        *,
-        unclean: bool,
-        respond: Callable[[Mapping[Place, ErrorCode] | ErrorCode], None],
-    ) -> None:
-        """Elect leaders of partitions, and respond with the result of each when that is written (ElectLeaders)."""
-        if self._controller is None:
-            respond(ErrorCode.not_controller)
-            return
-        decision, results = self._controller.elect_leaders(places, unclean=unclean)
-        self._decided(decision)
-        self._queue.when_applied(lambda error_code: respond(error_code or results))
-
-    def balance_leaders(self, percent_max: int) -> None:
-        """Move leaders back to their preferred replicas, as the controller."""
-        if self._controller is None or self._queue.failure is not None:
-            return
-        places = self._controller.imbalanced(percent_max)
-        if places:
-            logger.info("%d partitions get their preferred leaders again", len(places))
-            decision, _results = self._controller.elect_leaders(places, unclean=False)
-            self._decided(decision)
-
-    def alter_partitions(
-        self,
-        broker_id: int,
-        broker_epoch: int,
-        wishes: Mapping[tuple[UUID, int], AlteredPartition],
-        respond: Callable[[Mapping[tuple[UUID, int], State | ErrorCode] | ErrorCode], None],
-    ) -> None:
-        """Change in-sync replicas as their leader asks, and respond when that is written (AlterPartition)."""
-        if self._controller is None:
-            respond(ErrorCode.not_controller)
-            return
-        places = {key: (topic.name, key[1]) for key in wishes if (topic := self._topics.by_id.get(key[0])) is not None}
-        decision, results = self._controller.alter_partitions(
-            broker_id, broker_epoch, {place: wishes[key] for key, place in places.items()}
-        )
-        if isinstance(results, ErrorCode):
-            respond(results)
-            return
-        self._decided(decision)
-        by_key = {key: results[places[key]] if key in places else ErrorCode.unknown_topic_id for key in wishes}
-        self._queue.when_applied(lambda error_code: respond(error_code or by_key))
-
-    def shut_down(
-        self, broker_id: int, broker_epoch: int, respond: Callable[[Sequence[Place] | ErrorCode], None]
-    ) -> None:
-        """Move leaders from a broker that will stop, and respond with those left (ControlledShutdown)."""
-        if self._controller is None:
-            respond(ErrorCode.not_controller)
-            return
-        decision, left = self._controller.shut_down(broker_id, broker_epoch)
-        self._decided(decision)
-        self._queue.when_applied(lambda error_code: respond(error_code or left))
-
-    def allocate_producer_ids(
-        self, broker_id: int, broker_epoch: int, respond: Callable[[range | ErrorCode], None]
-    ) -> None:
-        """Reserve a block of producer ids for another broker (KafkaController.processAllocateProducerIds)."""
-        broker = None if self._controller is None else self._controller.brokers.get(broker_id)
-        if self._controller is None or self._queue.failure is not None:
-            respond(ErrorCode.not_controller)
-        elif broker is None or broker.epoch != broker_epoch:
-            respond(ErrorCode.stale_broker_epoch)
-        else:
-            self._queue.run(partial(self._registry.reserve_producer_ids, broker_id), respond)
 
     # Changes by others
 
@@ -471,7 +437,8 @@ class RegistryMetadata:
             return
         self._is_look_due, self._is_looking = False, True
         unread, self._unread = self._unread, []
-        self._queue.run(partial(self._look, log_not_followed), partial(self._end_looking, unread))
+        ended = partial(self._end_looking, unread, self._queue.recorded)
+        self._queue.run(partial(self._look, log_not_followed), ended)
 
     def _look(self, on_damaged: Callable[[OnceflowError], None]) -> _Look:
         """Read what has changed; be elected if there is no controller. In the registry's thread, except at the start.
@@ -499,7 +466,7 @@ class RegistryMetadata:
         topics, states = registry.read(lambda zookeeper: read_states(zookeeper, seen.topics, on_damaged))
         return _Look(replace(seen, topics=topics), states, security)
 
-    def _end_looking(self, unread: Sequence[Callable[[], None]], look: _Look) -> None:
+    def _end_looking(self, unread: Sequence[Callable[[], None]], recorded: int, look: _Look) -> None:
         self._is_looking = False
         if self._controller is not None and not self._registry.is_controller:
             self._resign()
@@ -510,15 +477,18 @@ class RegistryMetadata:
             if self._controller is not None:
                 # Another epoch if the session was replaced.
                 self._controller.epoch = self._registry.term.epoch
-                self._decided(self._controller.brokers_changed(look.seen.brokers))
+                self.decide(self._controller.brokers_changed(look.seen.brokers))
         assert self._follow is not None
-        self._follow(partial(self._adopt, look, unread))
+        self._follow(partial(self._adopt, look, recorded, unread))
         self._look_if_due()
 
-    def _adopt(self, look: _Look, unread: Sequence[Callable[[], None]]) -> list[tuple[Topic, int]]:
-        """Replay the differences; return the changed topics, with their number of partitions before the change."""
+    def _adopt(self, look: _Look, recorded: int, unread: Sequence[Callable[[], None]]) -> list[tuple[Topic, int]]:
+        """Replay the differences; return the changed topics, with their number of partitions before the change.
+
+        Look again if this broker has changed anything since, when `recorded` changes were recorded.
+        """
         seen = look.seen
-        if not self._queue.is_settled:
+        if not self._queue.is_settled or self._queue.recorded != recorded:
             self._watch.put_back(seen.changed)
             self._security.put_back(look.security)
             self._unread += unread
@@ -534,6 +504,7 @@ class RegistryMetadata:
             self._repair(seen)
         if self._controller is not None:
             self._adopt_deletions([name for name in seen.deletions if name in self._topics.by_name])
+            self.requests.adopt(seen.reassignments, seen.elections)
         for callback in unread:
             call(callback)
         return [change for change in adopted if change is not None]
@@ -545,7 +516,7 @@ class RegistryMetadata:
             present = None
         start = 0 if present is None else present.partition_count
         try:
-            records = differences(self._topics, stored)
+            records = differences(self._topics, stored, is_controller=self.is_controller)
         except (TopicReplaced, nodes.DamagedNode) as error:
             log_not_followed(error)
             return None
@@ -557,7 +528,7 @@ class RegistryMetadata:
             self._topics.replay(record)
         topic = self._topics.by_name[stored.name]
         if self._controller is not None:
-            self._decided(self._assigned(topic, start, look.states))
+            self.decide(self._assigned(topic, start, look.states))
         return topic, start
 
     def _remove_others(self, seen: Seen) -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from onceflow.broker.cluster.state import LiveBroker, State
+from onceflow.broker.cluster.state import LiveBroker, Replicas, State
 from onceflow.broker.cluster.zookeeper import StoredNode
 from onceflow.broker.config import PLAINTEXT, PROTOCOLS, Endpoint
 from onceflow.errors import OnceflowError
@@ -24,7 +24,10 @@ TOPICS = "/brokers/topics"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 CLUSTER_ID = "/cluster/id"
-DELETIONS = "/admin/delete_topics"
+ADMIN = "/admin"
+DELETIONS = f"{ADMIN}/delete_topics"
+REASSIGNMENTS = f"{ADMIN}/reassign_partitions"
+ELECTIONS = f"{ADMIN}/preferred_replica_election"
 CONFIG_CHANGES = "/config/changes"
 CONFIG_CHANGE = f"{CONFIG_CHANGES}/config_change_"
 PRODUCER_IDS = "/latest_producer_id_block"
@@ -149,6 +152,35 @@ class ProducerIdsNode(msgspec.Struct, kw_only=True, frozen=True):
     block_end: str
 
 
+class ReassignedPartition(msgspec.Struct, kw_only=True, frozen=True):
+    """Partition that a tool reassigns to other brokers."""
+
+    topic: str
+    partition: int
+    replicas: list[int]
+
+
+class ReassignmentsNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/admin/reassign_partitions`, written by Kafka's tools before 3.0; the controller removes what is completed."""
+
+    version: int = 1
+    partitions: list[ReassignedPartition]
+
+
+class ElectedPartition(msgspec.Struct, kw_only=True, frozen=True):
+    """Partition whose preferred replica is to lead."""
+
+    topic: str
+    partition: int
+
+
+class ElectionsNode(msgspec.Struct, kw_only=True, frozen=True):
+    """`/admin/preferred_replica_election`, written by Kafka's tools before 3.0; the controller deletes it."""
+
+    version: int = 1
+    partitions: list[ElectedPartition]
+
+
 def encode(node: msgspec.Struct) -> bytes:
     """Return the value of a node."""
     return msgspec.json.encode(node)
@@ -207,10 +239,16 @@ def _endpoint_text(endpoint: Endpoint) -> str:
     return f"{endpoint.listener}://{host}:{endpoint.port}"
 
 
-def topic(topic_id: UUID, replicas: Mapping[int, Sequence[int]]) -> TopicNode:
+def topic(topic_id: UUID, replicas: Mapping[int, Replicas]) -> TopicNode:
     """Return the value of a topic with the brokers of each partition."""
-    partitions = {str(index): list(brokers) for index, brokers in replicas.items()}
-    return TopicNode(partitions=partitions, topic_id=encode_uuid(topic_id))
+    return TopicNode(
+        partitions={str(index): list(brokers.replicas) for index, brokers in replicas.items()},
+        topic_id=encode_uuid(topic_id),
+        adding_replicas={str(index): list(brokers.adding) for index, brokers in replicas.items() if brokers.adding},
+        removing_replicas={
+            str(index): list(brokers.removing) for index, brokers in replicas.items() if brokers.removing
+        },
+    )
 
 
 def broker_path(broker_id: int) -> str:

@@ -34,6 +34,7 @@ from onceflow.broker.cluster.zookeeper import (
     ZooKeeper,
 )
 from onceflow.broker.config import BrokerConfig, Endpoint
+from onceflow.broker.storage.partitions import Place
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
 from onceflow.remedies import Remedy
@@ -279,9 +280,7 @@ class Registry:
 
         def attempt() -> None:
             nonlocal is_repeated
-            self._join()
-            if self._term is None:
-                raise Superseded(f"this broker is not the controller any more; {Remedy.START_BROKER_AGAIN}")
+            self._require_term()
             try:
                 self.zookeeper.commit([Check(nodes.CONTROLLER_EPOCH, self.term.version), *write])
             except OutcomeUnknown:
@@ -289,16 +288,66 @@ class Registry:
                 raise
             except Conflict as conflict:
                 if conflict.position == 0 or (conflict.is_bad_version and not is_repeated):
-                    raise Superseded(
-                        f"this broker is not the controller of epoch {self.term.epoch} any more;"
-                        f" {Remedy.START_BROKER_AGAIN}"
-                    ) from conflict
+                    raise self._superseded() from conflict
                 if not is_repeated:
                     raise Superseded(
                         f"ZooKeeper was changed by another program: {conflict}; {Remedy.START_BROKER_AGAIN}"
                     ) from conflict
 
         self._repeat(attempt)
+
+    def _require_term(self) -> None:
+        self._join()
+        if self._term is None:
+            raise Superseded(f"this broker is not the controller any more; {Remedy.START_BROKER_AGAIN}")
+
+    def _superseded(self) -> Superseded:
+        return Superseded(
+            f"this broker is not the controller of epoch {self.term.epoch} any more; {Remedy.START_BROKER_AGAIN}"
+        )
+
+    def write_unless_changed(self, write: Write) -> bool:
+        """Apply the operations as the controller; return whether the nodes were as expected. Raises as `write`."""
+
+        def attempt() -> bool:
+            self._require_term()
+            try:
+                self.zookeeper.commit([Check(nodes.CONTROLLER_EPOCH, self.term.version), *write])
+            except Conflict as conflict:
+                if conflict.position == 0:
+                    raise self._superseded() from conflict
+                return False
+            return True
+
+        return self._repeat(attempt)
+
+    def end_reassignments(self, ended: Mapping[Place, Sequence[int] | None]) -> None:
+        """Remove partitions from `/admin/reassign_partitions`: with these replicas, or None for any.
+
+        The node is deleted with its last partition (KafkaController.maybeRemoveFromZkReassignment).
+        """
+        path = nodes.REASSIGNMENTS
+        for _attempt in range(ATTEMPTS_MAX):
+            stored = self._repeat(lambda: self.zookeeper.read(path))
+            if stored is None:
+                return
+            try:
+                present = nodes.decode(nodes.ReassignmentsNode, path, stored.value).partitions
+            except nodes.DamagedNode as error:
+                logger.error("%s", error)
+                return
+            left = [
+                entry
+                for entry in present
+                if (place := (entry.topic, entry.partition)) not in ended
+                or ended[place] not in (None, tuple(entry.replicas))
+            ]
+            change: Operation = Delete(path)
+            if left:
+                change = Set(path, nodes.encode(nodes.ReassignmentsNode(partitions=left)))
+            if len(left) == len(present) or self.write_unless_changed([Check(path, stored.version), change]):
+                return
+        raise Superseded(f"{path} in ZooKeeper changed {ATTEMPTS_MAX} times; {Remedy.START_BROKER_AGAIN}")
 
     def write_states(self, states: Sequence[StateWrite]) -> None:
         """Write the states of partitions, in their order, with the nodes above those of new ones."""

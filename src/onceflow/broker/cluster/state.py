@@ -62,6 +62,26 @@ class Replicas(NamedTuple):
         """The replicas after the reassignment."""
         return tuple(broker for broker in self.replicas if broker not in self.removing)
 
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """The replicas before the reassignment; their order may be another one."""
+        return tuple(broker for broker in self.replicas if broker not in self.adding)
+
+    @property
+    def is_reassigned(self) -> bool:
+        """Whether a reassignment is in progress."""
+        return bool(self.adding or self.removing)
+
+    def reassigned(self, target: Sequence[int]) -> "Replicas":
+        """Return the replicas while these are to be the only ones (kafka.controller.ReplicaAssignment.reassignTo)."""
+        origin = self.origin
+        replicas = tuple(dict.fromkeys((*target, *origin)))
+        return Replicas(
+            replicas,
+            tuple(broker for broker in replicas if broker not in origin),
+            tuple(broker for broker in replicas if broker not in target),
+        )
+
 
 class Elected(NamedTuple):
     """Result of an election."""
@@ -95,6 +115,11 @@ def elect_preferred(replicas: Sequence[int], isr: Sequence[int], live: Collectio
     """Elect the first of the assigned replicas, if it is live and in sync."""
     first = replicas[0]
     return Elected(first, tuple(isr)) if first in live and first in isr else None
+
+
+def elect_for_reassignment(target: Sequence[int], isr: Collection[int], live: Collection[int]) -> int | None:
+    """Elect the first of the wanted replicas that is live and in sync."""
+    return next((broker for broker in target if broker in live and broker in isr), None)
 
 
 def elect_for_shutdown(

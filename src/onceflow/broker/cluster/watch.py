@@ -8,7 +8,7 @@ reads everything again.
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -19,6 +19,7 @@ from onceflow.broker.cluster.notices import Notices
 from onceflow.broker.cluster.security_nodes import entity_of
 from onceflow.broker.cluster.state import LiveBroker
 from onceflow.broker.cluster.zookeeper import ZooKeeper
+from onceflow.broker.storage.partitions import Place
 from onceflow.log.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,10 @@ class Seen:
     deletions: Sequence[str]
     brokers: Sequence[LiveBroker]
     has_controller: bool
+    reassignments: Mapping[Place, Sequence[int]]
+    """Partitions that a tool reassigns."""
+    elections: Collection[Place] | None
+    """Partitions for which a tool wants preferred leaders; None without a request."""
     changed: Collection[str]
     """Names of the new and changed topics, to be put back if this is not applied."""
     entities: Collection[str]
@@ -89,17 +94,44 @@ class Watch:
         (controller,) = self._zookeeper.read_all([nodes.CONTROLLER], [self._fire])
         names = self._zookeeper.children(nodes.TOPICS, self._fire)
         deletions = self._zookeeper.children(nodes.DELETIONS, self._fire)
+        reassignments, elections = self._read_requests()
         topics_noticed, entities = self._read_notices()
         changed |= topics_noticed
         self._entities |= entities
         wanted = [name for name in names if name in changed or name not in self._known]
         topics = read_topics(self._zookeeper, wanted, lambda name: partial(self._fire, name), on_damaged, self._id_of)
         seen = Seen(
-            list(topics), set(names), deletions, brokers, controller is not None, wanted, frozenset(self._entities)
+            list(topics),
+            set(names),
+            deletions,
+            brokers,
+            controller is not None,
+            reassignments,
+            elections,
+            wanted,
+            frozenset(self._entities),
         )
         self._entities.clear()
         self._known = set(names)
         return seen
+
+    def _read_requests(self) -> tuple[Mapping[Place, Sequence[int]], Collection[Place] | None]:
+        """Return the reassignments and elections that tools want. A damaged request is left there, as by Kafka."""
+        present = set(self._zookeeper.children(nodes.ADMIN, self._fire))
+        paths = [path for path in (nodes.REASSIGNMENTS, nodes.ELECTIONS) if path.rpartition("/")[2] in present]
+        stored = dict(zip(paths, self._zookeeper.read_all(paths, [self._fire] * len(paths)), strict=True))
+        reassignments: dict[Place, Sequence[int]] = {}
+        elections: list[Place] | None = None
+        try:
+            if (node := stored.get(nodes.REASSIGNMENTS)) is not None:
+                wanted = nodes.decode(nodes.ReassignmentsNode, nodes.REASSIGNMENTS, node.value)
+                reassignments = {(entry.topic, entry.partition): tuple(entry.replicas) for entry in wanted.partitions}
+            if (node := stored.get(nodes.ELECTIONS)) is not None:
+                asked = nodes.decode(nodes.ElectionsNode, nodes.ELECTIONS, node.value)
+                elections = [(entry.topic, entry.partition) for entry in asked.partitions]
+        except nodes.DamagedNode as error:
+            logger.error("a request of a tool is ignored: %s", error)
+        return reassignments, elections
 
     def _read_brokers(self) -> list[LiveBroker]:
         ids = [name for name in self._zookeeper.children(nodes.BROKER_IDS, self._fire) if name.isdecimal()]

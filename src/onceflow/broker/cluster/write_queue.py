@@ -43,7 +43,8 @@ class WriteQueue:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Change] = deque()
         self._waiting: deque[tuple[int, Synced]] = deque()
-        self._recorded = 0
+        self.recorded = 0
+        """Number of changes so far."""
         self._applied = 0
         self._is_applying = False
         self.failure: OnceflowError | None = None
@@ -55,13 +56,13 @@ class WriteQueue:
     @property
     def is_settled(self) -> bool:
         """Whether ZooKeeper has every change of this broker: any difference is another program's then."""
-        return self._applied == self._recorded
+        return self._applied == self.recorded
 
     def add(self, steps: Sequence[Step], then: Callable[[], None] | None = None) -> None:
         """Apply a change after those before it, then call `then` in the loop's thread."""
         if steps or then is not None:
             self._queue.append(_Change(steps, then))
-            self._recorded += 1
+            self.recorded += 1
             # In the loop's next turn: during the start `apply_all` does it.
             self._loop.call_soon(self._apply)
 
@@ -80,7 +81,7 @@ class WriteQueue:
         elif self.is_settled:
             applied(ErrorCode.none)
         else:
-            self._waiting.append((self._recorded, applied))
+            self._waiting.append((self.recorded, applied))
 
     def run(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
         """Run other work in the thread, between changes; `done` gets its result. Its OnceflowError ends everything."""

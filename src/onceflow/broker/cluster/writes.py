@@ -4,11 +4,13 @@ A topic's creation is its configuration and its assignment in one write, then th
 is its node in `/admin/delete_topics`; the rest follows when its files are deleted (`Registry.delete_topic`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from uuid import UUID
 
 from onceflow.broker.cluster import nodes
+from onceflow.broker.cluster.decision import Assignment
 from onceflow.broker.cluster.registry import Write
+from onceflow.broker.cluster.state import Replicas
 from onceflow.broker.cluster.zookeeper import Create, Put, Set
 from onceflow.broker.topics.topics import Topic
 
@@ -24,12 +26,12 @@ def create_topic(topic: Topic) -> Write:
     ]
 
 
-def create_partitions(topic: Topic) -> Write:
-    """Return the write of the brokers of a topic's new partitions."""
-    return [Set(nodes.topic_path(topic.name), _assignment(topic))]
+def assign(assignment: Assignment) -> Write:
+    """Return the write of the brokers of a topic's partitions."""
+    return set_topic_id(*assignment)
 
 
-def set_topic_id(name: str, topic_id: UUID, replicas: Mapping[int, Sequence[int]]) -> Write:
+def set_topic_id(name: str, topic_id: UUID, replicas: Mapping[int, Replicas]) -> Write:
     """Return the write of the id of a topic that a tool has created without one (KafkaZkClient.setTopicIds)."""
     return [Set(nodes.topic_path(name), nodes.encode(nodes.topic(topic_id, replicas)))]
 
@@ -63,4 +65,6 @@ def _config(configs: Mapping[str, str]) -> bytes:
 
 
 def _assignment(topic: Topic) -> bytes:
-    return nodes.encode(nodes.topic(topic.topic_id, dict(enumerate(topic.replicas))))
+    return nodes.encode(
+        nodes.topic(topic.topic_id, {index: Replicas(replicas) for index, replicas in enumerate(topic.replicas)})
+    )

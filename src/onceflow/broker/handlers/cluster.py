@@ -1,4 +1,4 @@
-"""DescribeCluster, DescribeLogDirs, ListPartitionReassignments and ElectLeaders.
+"""DescribeCluster, DescribeLogDirs, reassignments of partitions, and ElectLeaders.
 
 Error codes and messages are Kafka's (kafka.server.KafkaApis, org.apache.kafka.controller.ReplicationControlManager).
 """
@@ -6,7 +6,7 @@ Error codes and messages are Kafka's (kafka.server.KafkaApis, org.apache.kafka.c
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onceflow.broker.config import Endpoint
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
@@ -19,6 +19,9 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
 
+if TYPE_CHECKING:
+    from onceflow.broker.cluster.state import Replicas
+
 BROKER_ENDPOINT = 1
 CONTROLLER_ENDPOINT = 2
 OPERATIONS_NOT_REQUESTED = -(2**31)
@@ -28,10 +31,16 @@ PREFERRED, UNCLEAN = 0, 1
 ELECTION_TYPES = (PREFERRED, UNCLEAN)
 ELECTION_MESSAGES = {
     ErrorCode.election_not_needed: "Leader election not needed for topic partition.",
-    ErrorCode.preferred_leader_not_available: "The preferred leader was not available.",
-    ErrorCode.eligible_leaders_not_available: "Eligible topic partition leaders are not available.",
     ErrorCode.unknown_topic_or_partition: "The partition does not exist.",
+    ErrorCode.invalid_topic_exception: "The topic is being deleted",
 }
+STRATEGIES = {
+    ErrorCode.preferred_leader_not_available: "PreferredReplicaPartitionLeaderElectionStrategy",
+    ErrorCode.eligible_leaders_not_available: "OfflinePartitionLeaderElectionStrategy(true)",
+}
+"""Kafka's names of the elections that fail with these errors."""
+
+NOT_CONTROLLER = "This is not the correct controller for this cluster."
 
 _LOG_DIR_PARTITION = struct.Struct(">iqq?")
 """Index, size, offset lag, whether the replica is moving to another directory."""
@@ -143,8 +152,71 @@ def _log_dir_topic(name: str, partitions: Sequence[Partition], *, flexible: bool
 
 def handle_list_reassignments(node: Node, request: Request) -> None:
     """Serve one ListPartitionReassignments request: a single broker has no reassignments."""
-    request.decode()
-    request.respond(error_code=ErrorCode.none, error_message=None, topics=())
+    body = request.decode()
+    listed: Mapping[Place, Replicas] | ErrorCode = {}
+    if node.cluster is not None:
+        places = None
+        if body.topics is not None:
+            places = {(topic.name, index) for topic in body.topics for index in topic.partition_indexes}
+        listed = node.cluster.metadata.requests.reassignments(places)
+    if isinstance(listed, ErrorCode):
+        request.respond(error_code=listed, error_message=NOT_CONTROLLER, topics=())
+        return
+    by_topic: dict[str, list[dict[str, Any]]] = {}
+    for (name, index), (replicas, adding, removing) in listed.items():
+        by_topic.setdefault(name, []).append(
+            {
+                "partition_index": index,
+                "replicas": replicas,
+                "adding_replicas": adding,
+                "removing_replicas": removing,
+            }
+        )
+    topics = [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
+    request.respond(error_code=ErrorCode.none, error_message=None, topics=topics)
+
+
+def handle_alter_reassignments(node: Node, request: Request) -> None:
+    """Serve one AlterPartitionReassignments request; respond when ZooKeeper has the new replicas."""
+    assert node.cluster is not None
+    body = request.decode()
+    targets = {
+        (topic.name, partition.partition_index): partition.replicas
+        for topic in body.topics
+        for partition in topic.partitions
+    }
+
+    def respond(refusals: Mapping[Place, tuple[ErrorCode, str | None]] | ErrorCode) -> None:
+        if isinstance(refusals, ErrorCode):
+            request.respond(error_code=refusals, error_message=NOT_CONTROLLER, responses=())
+            return
+        by_topic: dict[str, list[dict[str, Any]]] = {}
+        for place in targets:
+            code, message = refusals.get(place, (ErrorCode.none, None))
+            entry = {"partition_index": place[1], "error_code": code, "error_message": message}
+            by_topic.setdefault(place[0], []).append(entry)
+        responses = [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
+        request.respond(error_code=ErrorCode.none, error_message=None, responses=responses)
+
+    node.cluster.metadata.requests.reassign(targets, respond)
+
+
+def refuse_alter_reassignments(request: Request, error_code: ErrorCode, message: str | None) -> None:
+    """Refuse an AlterPartitionReassignments request, with the error for each of its partitions."""
+    refused = {"error_code": error_code, "error_message": message}
+    request.respond(
+        error_code=error_code,
+        error_message=message,
+        responses=[
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": partition.partition_index, **refused} for partition in topic.partitions
+                ],
+            }
+            for topic in request.decode().topics
+        ],
+    )
 
 
 def refuse_list_reassignments(request: Request, error_code: ErrorCode, message: str | None) -> None:
@@ -198,12 +270,13 @@ def _elect_in_cluster(node: Node, cluster: Cluster, request: Request, body: Any,
 
     def respond(results: Mapping[Place, ErrorCode] | ErrorCode) -> None:
         if isinstance(results, ErrorCode):
-            refuse_elect_leaders(request, results, None)
-            return
+            results = dict.fromkeys(places, results)
         by_topic: dict[str, list[dict[str, Any]]] = {}
         for (name, index), code in results.items():
             if not (is_for_all and code is ErrorCode.election_not_needed):
                 message = ELECTION_MESSAGES.get(code)
+                if code in STRATEGIES:
+                    message = f"Failed to elect leader for partition {name}-{index} under strategy {STRATEGIES[code]}"
                 by_topic.setdefault(name, []).append(
                     {"partition_id": index, "error_code": code, "error_message": message}
                 )
@@ -214,7 +287,7 @@ def _elect_in_cluster(node: Node, cluster: Cluster, request: Request, body: Any,
             ],
         )
 
-    cluster.metadata.elect_leaders(places, unclean=unclean, respond=respond)
+    cluster.metadata.requests.elect_leaders(places, unclean=unclean, respond=respond)
 
 
 def refuse_elect_leaders(request: Request, error_code: ErrorCode, message: str | None) -> None:
@@ -250,8 +323,11 @@ HANDLERS = {
     apis.LIST_PARTITION_REASSIGNMENTS: handle_list_reassignments,
     apis.ELECT_LEADERS: handle_elect_leaders,
 }
+CLUSTER_HANDLERS = {apis.ALTER_PARTITION_REASSIGNMENTS: handle_alter_reassignments}
+"""Handlers of a broker on ZooKeeper."""
 REFUSALS = {
     apis.DESCRIBE_LOG_DIRS: refuse_describe_log_dirs,
+    apis.ALTER_PARTITION_REASSIGNMENTS: refuse_alter_reassignments,
     apis.LIST_PARTITION_REASSIGNMENTS: refuse_list_reassignments,
     apis.ELECT_LEADERS: refuse_elect_leaders,
 }

@@ -33,6 +33,13 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 """AlterConfigOp.OpType."""
 OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
+NEVER_SET = (
+    "leader.replication.throttled.rate",
+    "follower.replication.throttled.rate",
+    "replica.alter.log.dirs.io.max.bytes.per.second",
+)
+"""Dynamic settings that kafka-reassign-partitions.sh --verify deletes; they are not supported, and never set."""
+
 NO_THROTTLE_TIME = bytes(4)
 WORK_PER_FOUND = 8
 WORK_PER_RESULT = 8
@@ -221,7 +228,12 @@ def _check_unchanged(node: Node, resource: Any) -> None:
     if resource.resource_type != BROKER:
         raise _unknown_type(resource.resource_type)
     _check_broker(node, resource.resource_name, "Node id", ",")
-    names = ", ".join(config.name for config in resource.configs)[:1000]
+    changed = [
+        config.name
+        for config in resource.configs
+        if config.name not in NEVER_SET or getattr(config, "config_operation", SET) != DELETE
+    ]
+    names = ", ".join(changed)[:1000]
     if names:
         raise TopicRefused(
             ErrorCode.invalid_request, f"Cannot update these configs dynamically: {names}; {Remedy.SET_AT_START}"

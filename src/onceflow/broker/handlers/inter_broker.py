@@ -56,7 +56,7 @@ def handle_alter_partition(node: Node, request: Request) -> None:
         topics = [{"topic_id": topic_id, "partitions": partitions} for topic_id, partitions in by_topic.items()]
         request.respond(error_code=ErrorCode.none, topics=topics)
 
-    node.cluster.metadata.alter_partitions(body.broker_id, body.broker_epoch, wishes, respond)
+    node.cluster.metadata.requests.alter_partitions(body.broker_id, body.broker_epoch, wishes, respond)
 
 
 def _altered(index: int, result: State | ErrorCode) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def handle_controlled_shutdown(node: Node, request: Request) -> None:
         left = [{"topic_name": name, "partition_index": index} for name, index in result]
         request.respond(error_code=ErrorCode.none, remaining_partitions=left)
 
-    node.cluster.metadata.shut_down(body.broker_id, body.broker_epoch, respond)
+    node.cluster.metadata.requests.shut_down(body.broker_id, body.broker_epoch, respond)
 
 
 def handle_allocate_producer_ids(node: Node, request: Request) -> None:
@@ -100,7 +100,7 @@ def handle_allocate_producer_ids(node: Node, request: Request) -> None:
         else:
             request.respond(error_code=ErrorCode.none, producer_id_start=block.start, producer_id_len=len(block))
 
-    node.cluster.metadata.allocate_producer_ids(body.broker_id, body.broker_epoch, respond)
+    node.cluster.metadata.requests.allocate_producer_ids(body.broker_id, body.broker_epoch, respond)
 
 
 def refuse_control(request: Request, error_code: ErrorCode, _message: str | None) -> None:

@@ -166,5 +166,6 @@ WHOLE_REQUESTS: Mapping[int, tuple[AclOperation, ...]] = MappingProxyType(
         for api_key, rows in (*PERMISSIONS.items(), *INTER_BROKER_PERMISSIONS.items())
         if rows and all(row.is_whole for row in rows)
     }
+    | {apis.ALTER_PARTITION_REASSIGNMENTS: (AclOperation.ALTER,)}
 )
 """API → operations on the cluster, of which a client needs one for any such request."""

@@ -289,9 +289,12 @@ class Topics:
                 self._by_metric_name[_metric_name(name)] = name
             case PartitionRecord(partition, topic_id, leader, replicas):
                 topic = self.by_id[topic_id]
-                topic.partition_count = partition + 1
-                topic.replicas.append(replicas or (leader,))
-                self.partition_count += not topic.is_internal
+                if partition < topic.partition_count:
+                    topic.replicas[partition] = replicas
+                else:
+                    topic.partition_count = partition + 1
+                    topic.replicas.append(replicas or (leader,))
+                    self.partition_count += not topic.is_internal
             case ConfigRecord(topic_name, name, None):
                 self.by_name[topic_name].configs.pop(name, None)
             case ConfigRecord(topic_name, name, str(value)):
