@@ -33,6 +33,8 @@ def read(client: Any) -> dict[str, str]:
         for reply in replies:
             if isinstance(reply, redis.RedisError) and redis_errors.code_of(reply) in redis_errors.TEMPORARY:
                 raise reply
+            if isinstance(reply, Mapping):
+                require_loaded(reply)
         return replies
 
     memory, persistence, synced = (
@@ -47,6 +49,12 @@ def read(client: Any) -> dict[str, str]:
         "appendfsync": synced.get("appendfsync"),
     }
     return {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def require_loaded(info: Mapping[str, Any]) -> None:
+    """Raise BusyLoadingError if Redis loads its data: until the end INFO reports no append-only file."""
+    if info.get("loading"):
+        raise redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory")
 
 
 class Unsuitable(NamedTuple):

@@ -400,8 +400,14 @@ class RedisTarget(Sink):
     def _check_redis(self) -> None:
         """Refuse a Redis that may drop keys, and check whether it can report when a write is on disk."""
         client = self._client()
+
+        def ask() -> Any:
+            reply = client.info()
+            redis_settings.require_loaded(reply)
+            return reply
+
         try:
-            info = redis_errors.patiently(client.info, pool=client.connection_pool)
+            info = redis_errors.patiently(ask, pool=client.connection_pool)
         except redis.ResponseError as error:
             if not redis_errors.is_absent(error):
                 raise
