@@ -32,6 +32,7 @@ class RawClient:
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._correlation_ids = itertools.count(1)
+        self.client_id = "raw"
 
     def close(self) -> None:
         self.socket.close()
@@ -40,7 +41,7 @@ class RawClient:
         """Send without waiting; return the correlation id."""
         correlation_id = next(self._correlation_ids)
         payload = build(request_class(api_key, version), fields)
-        self.socket.sendall(encode_request(api_key, version, correlation_id, "raw", payload))
+        self.socket.sendall(encode_request(api_key, version, correlation_id, self.client_id, payload))
         return correlation_id
 
     def receive_frame(self) -> bytes:
@@ -73,7 +74,7 @@ class RawClient:
         pieces = produce.encode_request(
             PRODUCE_VERSION,
             next(self._correlation_ids),
-            "raw",
+            self.client_id,
             transactional_id=None,
             acks=acks,
             timeout_ms=timeout_ms,
@@ -98,7 +99,7 @@ class RawClient:
     def send_fetch(self, asked: Sequence[tuple[str, int, int]], **limits: int) -> None:
         """Fetch each (topic, partition, offset); limits as in `fetch_request`."""
         request = fetch_request(asked, **limits)
-        self.socket.sendall(fetch.encode_request(FETCH_VERSION, next(self._correlation_ids), "raw", request))
+        self.socket.sendall(fetch.encode_request(FETCH_VERSION, next(self._correlation_ids), self.client_id, request))
 
     def fetch(self, asked: Sequence[tuple[str, int, int]], **limits: int) -> list[FetchedPartition]:
         self.send_fetch(asked, **limits)

@@ -138,7 +138,7 @@ def examples() -> list[str]:
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_the_pages_examples_run(tmp_path: Path, number: int) -> None:
     example = examples()[number]
     if "import pytest" in example or "onceflow_topic" in example:

@@ -11,7 +11,7 @@ In-process use:
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from onceflow.broker.handlers import topics as topic_handlers
 from onceflow.broker.handlers.authentication import Authenticator, new_validator
 from onceflow.broker.loop.watch import LoopWatch
 from onceflow.broker.network.connection import Connection, Handle
-from onceflow.broker.network.listener import Listener, Serving
+from onceflow.broker.network.listener import Layer, Listener, Serving
 from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import DecodedRequest, Request
 from onceflow.broker.network.throttling import timed_decoding
@@ -110,8 +110,11 @@ class Broker:
         disk: Disk | None = None,
         clock: Clock | None = None,
         on_lost: Callable[[], None] | None = None,
+        layers: Sequence[Layer] = (),
     ) -> None:
+        """`layers` see each request before the dispatch, the last one first."""
         self.config = config
+        self._layers = layers
         self._on_lost = on_lost
         self.endpoints: tuple[Endpoint, ...] = ()
         """The addresses of the listeners, with the ports that were free."""
@@ -197,19 +200,19 @@ class Broker:
             for name, validate in self._validators.items()
         }
         logins: dict[str, Serving] = {name: (login.handle, login.decode) for name, login in authenticators.items()}
+        serving: Serving = self._handle, self._decode
+        for layer in self._layers:
+            serving, logins = _with_layer(layer, serving, logins)
         take_connection = node.throttling.usage.take_connection
         if self._exporter is None:
-            listener.start(self._handle, self._decode, node.deferred, logins=logins, take_connection=take_connection)
+            listener.start(*serving, node.deferred, logins=logins, take_connection=take_connection)
             return
         from onceflow.broker.metrics.snapshot import Gathering
         from onceflow.broker.metrics.traffic import MeteredReply, Traffic
 
         traffic = Traffic()
-        handle, decode = traffic.metering(self._handle), traffic.metering_decode(self._decode)
-        logins = {
-            name: (traffic.metering(login), traffic.metering_decode(own)) for name, (login, own) in logins.items()
-        }
-        listener.start(handle, decode, node.deferred, MeteredReply, logins, take_connection=take_connection)
+        serving, logins = _with_layer(traffic, serving, logins)
+        listener.start(*serving, node.deferred, MeteredReply, logins, take_connection=take_connection)
         self._exporter.start(lambda: Gathering(node, listener, traffic))
         logger.info("metrics are at %s", self._exporter.url)
 
@@ -365,3 +368,13 @@ class Broker:
         self._ticks += 1
         if self._listener is not None and self._ticks % TICKS_PER_CHECK == 0:
             self._listener.check_connections()
+
+
+def _with_layer(layer: Layer, serving: Serving, logins: Mapping[str, Serving]) -> tuple[Serving, dict[str, Serving]]:
+    """Return what serves connections, and those with SASL by their listeners, with a layer above it."""
+
+    def above(below: Serving) -> Serving:
+        handle, decode = below
+        return layer.handling(handle), layer.decoding(decode)
+
+    return above(serving), {name: above(login) for name, login in logins.items()}

@@ -1,4 +1,4 @@
-"""Test support: brokers in this process and in one of their own, a manual clock, a faulty disk.
+"""Test support: brokers in this process and in one of their own, faults on demand, a manual clock, a faulty disk.
 
 Each name is loaded on first use: pytest imports this package in every run where Onceflow is installed.
 """
@@ -9,16 +9,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onceflow.testing.clock import ManualClock
     from onceflow.testing.disk import FaultyDisk, PowerCut
+    from onceflow.testing.faults import Fault, FaultNotMet, Faults, ImpossibleFault
     from onceflow.testing.in_process import Broker, BrokerNotUsable
     from onceflow.testing.process import BrokerProcess
 
-__all__ = ["Broker", "BrokerNotUsable", "BrokerProcess", "FaultyDisk", "ManualClock", "PowerCut"]
+__all__ = [
+    "Broker",
+    "BrokerNotUsable",
+    "BrokerProcess",
+    "Fault",
+    "FaultNotMet",
+    "Faults",
+    "FaultyDisk",
+    "ImpossibleFault",
+    "ManualClock",
+    "PowerCut",
+]
 
 _MODULES = {
     "Broker": "in_process",
     "BrokerNotUsable": "in_process",
     "BrokerProcess": "process",
+    "Fault": "faults",
+    "FaultNotMet": "faults",
+    "Faults": "faults",
     "FaultyDisk": "disk",
+    "ImpossibleFault": "faults",
     "ManualClock": "clock",
     "PowerCut": "disk",
 }

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.testing.faults import Faults
 from onceflow.testing.secured import (
     Access,
     Certificates,
@@ -98,6 +99,8 @@ class Broker:
         self._disk = disk
         self._clock = clock
         self._run: _Run | None = None
+        self.faults = Faults()
+        """Errors, delays and losses of its responses, on demand."""
 
     def start(self) -> "Broker":
         """Recover the directory's data and listen; return when clients can connect.
@@ -110,7 +113,8 @@ class Broker:
                 f"the broker on {self._run.path} is already running, on {self._run.address}; {Remedy.STOP_TEST_BROKER}"
             )
         # Imported in the caller's thread: an import in another thread could wait for the caller's import lock.
-        import onceflow.broker.server  # noqa: F401
+        import onceflow.broker.server
+        import onceflow.testing.interception  # noqa: F401
 
         if self._has_tls and self._certificates is None:
             try:
@@ -118,7 +122,7 @@ class Broker:
             except ModuleNotFoundError as error:
                 raise BrokerNotUsable(f"tls=True needs the package {error.name}: pip install trustme") from error
         access = Access(self._users, self._certificates, self._acls)
-        run = _Run(self._path, self._port, self._settings, self._disk, self._clock, access)
+        run = _Run(self._path, self._port, self._settings, self._disk, self._clock, access, self.faults)
         run.start()
         self._run = run
         self._port = run.port
@@ -224,6 +228,7 @@ class _Run:
         disk: "Disk | None",
         clock: "Clock | None",
         access: Access,
+        faults: Faults,
     ) -> None:
         # mkdtemp instead of TemporaryDirectory, whose finalizer would remove the parent's data when a forked child
         # ends.
@@ -232,6 +237,7 @@ class _Run:
         self.protocol = protocol_of(has_users=bool(access.users), has_tls=access.certificates is not None)
         self.authority: Path | None = None
         self._access = access
+        self._faults = faults
         self._is_temporary = path is None
         self._pid = os.getpid()
         self._settings = settings
@@ -332,7 +338,9 @@ class _Run:
         from onceflow.broker.server import Broker as Server
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._server = Server(self._config(), disk=self._disk, clock=self._clock)
+        layer = self._faults.layer()
+        layer.begin()
+        self._server = Server(self._config(), disk=self._disk, clock=self._clock, layers=[layer])
         await self._server.start()
         store_users(self._server.node, self._access.users)
         store_acls(self._server.node, self._access.acls or ())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from onceflow.testing.faults import Faults
     from onceflow.testing.in_process import Broker
 
 DATA_OPTION = "--onceflow-data"
@@ -75,6 +76,13 @@ def onceflow_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
         acls=config.getini(ACLS_OPTION) or None,
     ) as broker:
         yield broker
+
+
+@pytest.fixture
+def onceflow_faults(onceflow_broker: "Broker") -> "Iterator[Faults]":
+    """The faults of the fixture onceflow_broker; those of this test end with it."""
+    yield onceflow_broker.faults
+    onceflow_broker.faults.clear()
 
 
 @pytest.fixture

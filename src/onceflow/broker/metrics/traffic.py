@@ -44,7 +44,7 @@ class ApiTraffic:
 
 
 class MeteredReply(Reply):
-    """A reply that counts its response and the errors in it. `Traffic.metering` sets its attributes."""
+    """A reply that counts its response and the errors in it. `Traffic.handling` sets its attributes."""
 
     __slots__ = ("began_s", "traffic")
 
@@ -89,7 +89,7 @@ class Traffic:
         yield from self._by_key.values()
         yield self._unknown
 
-    def metering(self, handle: Handle) -> Handle:
+    def handling(self, handle: Handle) -> Handle:
         """Return `handle` so that it counts its requests."""
         by_key, unknown = self._by_key, self._unknown
 
@@ -104,11 +104,11 @@ class Traffic:
 
         return handle_metered
 
-    def metering_decode(self, decode: Decode) -> Decode:
+    def decoding(self, decode: Decode) -> Decode:
         """Return `decode` so that the large requests are counted when they are handled."""
 
         def decode_metered(frame: memoryview) -> Generator[int, None, Handle]:
             handle = yield from decode(frame)
-            return self.metering(handle)
+            return self.handling(handle)
 
         return decode_metered

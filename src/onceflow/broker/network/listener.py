@@ -6,7 +6,7 @@ import select
 import socket
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop.deferred import DeferredCalls
@@ -25,10 +25,21 @@ from onceflow.log.clock import Clock
 logger = logging.getLogger(__name__)
 
 Serving = tuple[Handle, Decode]
+"""Handling of a connection's requests, and decoding of the large ones."""
 NO_LOGINS: Mapping[str, Serving] = MappingProxyType({})
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
 THROTTLED_MAX = 1000
+
+
+class Layer(Protocol):
+    """Part of the broker between its connections and its dispatch, such as its metrics."""
+
+    def handling(self, handle: Handle) -> Handle:
+        """Return `handle` so that this layer sees each request first."""
+
+    def decoding(self, decode: Decode) -> Decode:
+        """Return `decode` so that this layer sees each large request first, when it is handled."""
 
 
 class Usage(NamedTuple):
