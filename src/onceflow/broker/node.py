@@ -305,6 +305,7 @@ class Node:
             RegistrySecurity(registry, state, has_acls=self.authorizer is not None),
             clock=self.clock,
             delete_topics=self.config.delete_topics,
+            unclean_default=self.config.log.unclean_leader_election,
             on_lost=self._lose_registry,
             on_removed=lambda name: self.topic_operations.forget(name),
         )

@@ -51,6 +51,8 @@ class LogConfig:
     """A log is compacted when this fraction of its compactable bytes was appended since the last compaction."""
     min_insync_replicas: int = 1
     """Replicas that must be in sync for a record with acks=all, but at most all of the partition's."""
+    unclean_leader_election: bool = False
+    """Whether a replica that is not in sync may lead when no other one is alive: records may be lost."""
     file_delete_delay_ms: int = 60_000
     """How long the files of a deleted segment, renamed to `.deleted`, are kept for their readers."""
     flush_messages: int = INT64_MAX

@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from tests.broker.cluster.zookeeper_process import Link, ZooKeeperProcess, jars
-from tests.broker.raw_client import connected
+from tests.broker.raw_client import connected, milliseconds
 
 NewBroker = Callable[..., Broker]
 SESSION_MS = 20_000
@@ -147,6 +147,13 @@ class Brokers:
         for broker_id in self.running:
             self.await_leaders(topic, broker_id)
 
+    def configure(self, topic: str, name: str, value: str) -> None:
+        change = {"name": name, "config_operation": 0, "value": value}
+        resource = {"resource_type": 2, "resource_name": topic, "configs": [change]}
+        with connected(self.bootstrap.split(",")[0]) as client:
+            response = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False)
+            assert response.responses[0].error_code == 0
+
     def controller(self, from_broker: int) -> int:
         """Return the controller, as one broker names it."""
         with connected(self.running[from_broker].bootstrap_servers) as client:
@@ -178,6 +185,23 @@ class Brokers:
         admin = AdminClient({"bootstrap.servers": self.running[from_broker].bootstrap_servers})
         partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
         return {index: partition.leader for index, partition in partitions.items()} or {0: -1}
+
+
+def create_on(brokers: Brokers, topic: str, replicas: list[int]) -> None:
+    """Create a topic with one partition on these brokers."""
+    wanted = {"name": topic, "num_partitions": -1, "replication_factor": -1, "configs": []}
+    assignments = [{"partition_index": 0, "broker_ids": replicas}]
+    with connected(brokers.running[1].bootstrap_servers) as client:
+        response = client.ask(
+            apis.CREATE_TOPICS,
+            4,
+            topics=[{**wanted, "assignments": assignments}],
+            timeout=milliseconds(30_000),
+            validate_only=False,
+        )
+        assert response.topics[0].error_code == 0
+    for broker_id in brokers.running:
+        brokers.await_leaders(topic, broker_id)
 
 
 @pytest.fixture

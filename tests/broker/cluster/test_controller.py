@@ -8,7 +8,7 @@ import pytest
 
 from onceflow.broker.cluster import decision
 from onceflow.broker.cluster.controller import AlteredPartition, Controller, PartitionImage
-from onceflow.broker.cluster.decision import Decision, Write
+from onceflow.broker.cluster.decision import Decision, Unclean, Write
 from onceflow.broker.cluster.state import LiveBroker, Replicas, State
 from onceflow.broker.config import Endpoint
 from onceflow.wire.apis import LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
@@ -104,11 +104,27 @@ def test_last_in_sync_replica_is_kept() -> None:
 def test_unclean_election_only_where_allowed(unclean: bool) -> None:
     controller, _ = elected([1, 2, 3], [1, 2], unclean=unclean)
     controller.alter_partitions(1, 101, {("clicks", 0): AlteredPartition(0, (1,), 0)})
-    controller.brokers_changed(brokers(2, 3))
+    decided = controller.brokers_changed(brokers(2, 3))
+    assert decided.unclean == ((Unclean(("clicks", 0), 2, (1,)),) if unclean else ())
     partition = controller.states["clicks", 0]
     assert (partition.leader, partition.isr, partition.is_recovering) == (
         (2, (2,), True) if unclean else (NO_LEADER, (1,), False)
     )
+
+
+def test_a_configuration_allows_an_unclean_election() -> None:
+    """Only partitions of that topic get a leader."""
+    allowed: set[str] = set()
+    controller = Controller(1, EPOCH, is_unclean_allowed=lambda name: name in allowed)
+    state_of_dead = State(1, 0, (1,), EPOCH, 0)
+    images_of_dead = {0: PartitionImage(Replicas((1, 2)), state_of_dead)}
+    topics = {name: (UUID(int=number), images_of_dead) for number, name in enumerate(("clicks", "visits"))}
+    controller.begin(brokers(2), topics, ())
+    assert controller.config_changed("clicks") == Decision()
+    allowed |= {"clicks", "visits"}
+    decided = controller.config_changed("clicks")
+    assert [(write.place, write.state.leader) for write in decided.writes] == [(("clicks", 0), 2)]
+    assert decided.unclean == (Unclean(("clicks", 0), 2, (1,)),)
 
 
 def test_a_bounce_is_seen_by_its_epoch() -> None:

@@ -16,7 +16,7 @@ from onceflow.broker.storage.partitions import Place
 from onceflow.broker.topics.topics import Topics
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
-from tests.broker.cluster.conftest import Brokers, Tree
+from tests.broker.cluster.conftest import Brokers, Tree, create_on
 from tests.broker.cluster.test_controller import EPOCH, TOPIC_ID, brokers, sent
 from tests.broker.cluster.test_replication import read, send
 from tests.broker.raw_client import connected, milliseconds
@@ -245,22 +245,6 @@ def assigned(tree: Tree, topic: str) -> list[int]:
 
 def hosts(tmp_path: Path, topic: str) -> set[int]:
     return {int(path.parent.name) for path in tmp_path.glob(f"?/{topic}-0")}
-
-
-def create_on(brokers: Brokers, topic: str, replicas: list[int]) -> None:
-    wanted = {"name": topic, "num_partitions": -1, "replication_factor": -1, "configs": []}
-    assignments = [{"partition_index": 0, "broker_ids": replicas}]
-    with connected(brokers.running[1].bootstrap_servers) as client:
-        response = client.ask(
-            apis.CREATE_TOPICS,
-            4,
-            topics=[{**wanted, "assignments": assignments}],
-            timeout=milliseconds(30_000),
-            validate_only=False,
-        )
-        assert response.topics[0].error_code == 0
-    for broker_id in brokers.running:
-        brokers.await_leaders(topic, broker_id)
 
 
 def test_partitions_move_with_their_records(brokers: Brokers, tree: Tree, tmp_path: Path) -> None:

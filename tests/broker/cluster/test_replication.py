@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
@@ -15,7 +16,7 @@ from onceflow.log.disk import RealDisk
 from onceflow.log.offset_checkpoint import parse_offsets
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
-from tests.broker.cluster.conftest import Brokers, Tree
+from tests.broker.cluster.conftest import Brokers, Tree, create_on
 from tests.broker.raw_client import batch_of, connected
 
 
@@ -156,3 +157,25 @@ def test_returning_follower_becomes_equal(brokers: Brokers, tree: Tree) -> None:
     tail = log(brokers, follower, "clicks")
     assert 0 < len(tail) < len(log(brokers, leader, "clicks"))
     assert log(brokers, leader, "clicks").endswith(tail)
+
+
+def test_an_unclean_leader_loses_records(brokers: Brokers, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    """The replica that has them removes them when it returns."""
+    create_on(brokers, "clicks", [2, 3])
+    send(brokers.bootstrap, "clicks", [b"kept"])
+    brokers.stop(3)
+    tree.await_that(lambda: state(tree, "clicks")["isr"] == [2])
+    send(brokers.bootstrap, "clicks", [b"lost"] * 3)
+    brokers.stop(2)
+    brokers.start(3)
+    tree.await_that(lambda: state(tree, "clicks")["leader"] == -1)
+    assert state(tree, "clicks")["isr"] == [2]
+    brokers.configure("clicks", "unclean.leader.election.enable", "true")
+    tree.await_that(lambda: state(tree, "clicks")["leader"] == 3)
+    assert "clicks-0: broker 3 leads without having been in sync" in caplog.text
+    send(brokers.bootstrap, "clicks", [b"new"])
+    brokers.start(2)
+    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
+    tree.await_that(lambda: log(brokers, 2, "clicks") == log(brokers, 3, "clicks"))
+    assert read(brokers.bootstrap, "clicks", 2) == [b"kept", b"new"]
+    assert "leader_recovery_state" not in state(tree, "clicks")

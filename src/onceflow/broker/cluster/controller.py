@@ -17,6 +17,7 @@ from uuid import UUID
 
 from onceflow.broker.cluster.decision import Decision, Outbox
 from onceflow.broker.cluster.state import (
+    Elected,
     LiveBroker,
     Replicas,
     State,
@@ -180,11 +181,27 @@ class Controller:
             if broker_id in wanted.replicas and place in self.states and place[0] not in self.deleting:
                 outbox.lead_or_follow([broker_id], place)
 
-    def _elect_where_possible(self, outbox: Outbox) -> None:
-        """Elect leaders of new and offline partitions (PartitionStateMachine.triggerOnlinePartitionStateChange)."""
+    def _install(self, outbox: Outbox, place: Place, elected: Elected) -> None:
+        state = self.states[place]
+        changed = state.changed(elected.leader, elected.isr, self.epoch)
+        if elected.is_unclean:
+            changed = replace(changed, is_recovering=True)
+            outbox.report_unclean(place, elected.leader, state.isr)
+        self._change(outbox, place, changed)
+
+    def config_changed(self, name: str) -> Decision:
+        """Elect leaders that the configuration of a topic now allows (TopicUncleanLeaderElectionEnable)."""
+        outbox = self._outbox()
+        if self._is_unclean_allowed(name):
+            self._elect_where_possible(outbox, name)
+        return outbox.close()
+
+    def _elect_where_possible(self, outbox: Outbox, name: str | None = None) -> None:
+        """Elect leaders of new and offline partitions, of one topic or of all
+        (PartitionStateMachine.triggerOnlinePartitionStateChange)."""
         live = self.live
         for place, wanted in self.replicas.items():
-            if place[0] in self.deleting:
+            if place[0] in self.deleting or name not in (None, place[0]):
                 continue
             state = self.states.get(place)
             if state is None:
@@ -193,10 +210,7 @@ class Controller:
                 unclean = self._is_unclean_allowed(place[0])
                 elected = elect_offline(wanted.replicas, state.isr, live, unclean=unclean)
                 if elected is not None:
-                    changed = state.changed(elected.leader, elected.isr, self.epoch)
-                    if elected.is_unclean:
-                        changed = replace(changed, is_recovering=True)
-                    self._change(outbox, place, changed)
+                    self._install(outbox, place, elected)
 
     def _remove_offline(self, outbox: Outbox, candidates: Set[int]) -> None:
         """Remove replicas of dead brokers from the in-sync replicas, the last one excepted (OfflineReplica)."""
@@ -417,8 +431,7 @@ class Controller:
             elected = elect_preferred(wanted.replicas, state.isr, self.live)
         if elected is None:
             return ErrorCode.eligible_leaders_not_available if unclean else ErrorCode.preferred_leader_not_available
-        changed = state.changed(elected.leader, elected.isr, self.epoch)
-        self._change(outbox, place, replace(changed, is_recovering=True) if elected.is_unclean else changed)
+        self._install(outbox, place, elected)
         return ErrorCode.none
 
     # Reassignments

@@ -51,6 +51,15 @@ class Assignment(NamedTuple):
     replicas: Mapping[int, Replicas]
 
 
+class Unclean(NamedTuple):
+    """An election of a leader that was not in sync."""
+
+    place: Place
+    leader: int
+    isr: tuple[int, ...]
+    """The replicas in sync before: records that only these had are lost."""
+
+
 class ControlRequest(NamedTuple):
     """A request for one broker: an entity of `wire.inter_broker`, which knows its API and version."""
 
@@ -70,11 +79,16 @@ class Decision:
     writes: tuple[Write, ...] = ()
     requests: tuple[ControlRequest, ...] = ()
     assignments: tuple[Assignment, ...] = ()
+    unclean: tuple[Unclean, ...] = ()
+    """Elections to report."""
 
     def then(self, other: "Decision") -> "Decision":
         """Return both decisions as one, in their order."""
         return Decision(
-            self.writes + other.writes, self.requests + other.requests, self.assignments + other.assignments
+            self.writes + other.writes,
+            self.requests + other.requests,
+            self.assignments + other.assignments,
+            self.unclean + other.unclean,
         )
 
 
@@ -96,6 +110,7 @@ class Outbox:
 
     known: Known
     _assigned: dict[str, None] = field(default_factory=dict)
+    _unclean: list[Unclean] = field(default_factory=list)
     _writes: list[Write] = field(default_factory=list)
     _announced: dict[int, None] = field(default_factory=dict)
     _leaders: dict[int, dict[Place, bool]] = field(default_factory=dict)
@@ -127,6 +142,10 @@ class Outbox:
         """Write the replicas of a topic."""
         self._assigned[name] = None
 
+    def report_unclean(self, place: Place, leader: int, isr: tuple[int, ...]) -> None:
+        """Report an unclean election."""
+        self._unclean.append(Unclean(place, leader, isr))
+
     def close(self) -> Decision:
         """Return the decision."""
         requests = [
@@ -136,7 +155,7 @@ class Outbox:
             *self._requests(self._stopped, self._stop_replica),
         ]
         assignments = tuple(assignment_of(self.known, name) for name in self._assigned)
-        return Decision(tuple(self._writes), tuple(requests), assignments)
+        return Decision(tuple(self._writes), tuple(requests), assignments, tuple(self._unclean))
 
     def _requests(
         self,

@@ -384,6 +384,7 @@ class Fetcher:
 
     async def _run_truncation(self, following: Following, truncation: Truncation) -> None:
         log = following.log
+        visible = log.high_watermark
         try:
             loaded = await asyncio.get_running_loop().run_in_executor(self._all.thread, truncation.run)
         except OSError as error:
@@ -391,6 +392,14 @@ class Fetcher:
             log.fail_truncation(error)
         else:
             log.end_truncation(loaded)
+            if log.log_end_offset < visible and not truncation.starts_over:
+                logger.warning(
+                    "%s: the records from %d to %d are lost: broker %d, which was not in sync, leads without them",
+                    following.partition,
+                    log.log_end_offset,
+                    visible - 1,
+                    following.leader,
+                )
         finally:
             following.is_truncating = False
             if following.removed is not None:

@@ -60,6 +60,8 @@ from onceflow.wire.inter_broker import LeaderAndIsrResponse, StopReplicaRequest
 
 logger = logging.getLogger(__name__)
 
+UNCLEAN = "unclean.leader.election.enable"
+
 Released = Callable[[Iterable[str]], None]
 """Called with the names of topics of which nothing is left."""
 
@@ -86,6 +88,7 @@ class RegistryMetadata:
         *,
         clock: Clock,
         delete_topics: bool,
+        unclean_default: bool,
         on_lost: Callable[[OnceflowError], None],
         on_removed: Callable[[str], None],
     ) -> None:
@@ -100,6 +103,7 @@ class RegistryMetadata:
         self.can_store_acls_of = security.can_store_acls_of
         self.can_store_entity = security.can_store_entity
         self._delete_topics = delete_topics
+        self._unclean_default = unclean_default
         self._on_lost = on_lost
         self._on_removed = on_removed
         self._queue = WriteQueue(self._on_failed, self._look_if_due)
@@ -223,6 +227,8 @@ class RegistryMetadata:
                 write = writes.set_config(self._topics.by_name[name])
                 apply = self._registry.write if self.is_controller else self._registry.write_as_member
                 self._queue.add([partial(apply, write)])
+                if self._controller is not None:
+                    self.decide(self._controller.config_changed(name))
             case RemoveTopicRecord(topic_id):
                 name = self._topics.removed[topic_id]
                 is_marked = name in self._marked
@@ -263,7 +269,20 @@ class RegistryMetadata:
             logger.info("reassigned: %s", ", ".join(f"{name}-{index}" for name, index in completed))
             self._queue.add([partial(self._registry.end_reassignments, completed)])
 
+    def _is_unclean_allowed(self, name: str) -> bool:
+        topic = self._topics.by_name.get(name)
+        value = None if topic is None else topic.configs.get(UNCLEAN)
+        return self._unclean_default if value is None else value == "true"
+
     def _queue_decision(self, decision: Decision, before: Sequence[Write] = ()) -> None:
+        for (name, index), leader, isr in decision.unclean:
+            logger.warning(
+                "%s-%d: broker %d leads without having been in sync; the records that only %s had are lost",
+                name,
+                index,
+                leader,
+                list(isr),
+            )
         for assignment in decision.assignments:
             self._adopt_replicas(assignment)
         steps = [self._step(write) for write in (*before, *map(writes.assign, decision.assignments))]
@@ -349,7 +368,7 @@ class RegistryMetadata:
         unserved = [name for name in seen.deletions if name in topics and name not in self._topics.by_name]
         epoch = self._registry.term.epoch
         logger.info("broker %d is the controller of epoch %d", self._registry.broker_id, epoch)
-        self._controller = Controller(self._registry.broker_id, epoch, is_unclean_allowed=lambda _topic: False)
+        self._controller = Controller(self._registry.broker_id, epoch, is_unclean_allowed=self._is_unclean_allowed)
         self.decide(self._controller.begin(seen.brokers, topics, unserved))
         for name in self._finished & set(unserved):
             self.finish_deletions([name], lambda _names: None)
@@ -529,6 +548,7 @@ class RegistryMetadata:
         topic = self._topics.by_name[stored.name]
         if self._controller is not None:
             self.decide(self._assigned(topic, start, look.states))
+            self.decide(self._controller.config_changed(topic.name))
         return topic, start
 
     def _remove_others(self, seen: Seen) -> None:

@@ -12,6 +12,13 @@ REPLICATION = (
         " partition with fewer replicas all must be.",
     ),
     Setting(
+        "unclean.leader.election.enable",
+        "log.unclean_leader_election",
+        BOOLEAN,
+        "Default of the topic config: whether a replica that is not in sync leads when no other one is alive."
+        " Acknowledged records that it does not have are lost then.",
+    ),
+    Setting(
         "default.replication.factor",
         "replication_factor_default",
         Whole(1, 32767),

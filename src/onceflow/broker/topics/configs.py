@@ -99,6 +99,12 @@ def _read_ratio(text: str) -> Mapping[str, Any]:
     return {"min_cleanable_dirty_ratio": float(text)}
 
 
+def _read_unclean(text: str) -> Mapping[str, Any]:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("Expected value to be either true or false")
+    return {"unclean_leader_election": text.lower() == "true"}
+
+
 def _read_policy(text: str) -> Mapping[str, Any]:
     named = list_items(text)
     if not set(named) <= set(POLICIES):
@@ -261,7 +267,14 @@ _ROWS = (
     _one_value(
         "segment.jitter.ms", ConfigType.LONG, "0", "Segments are rolled exactly when due.", "log.roll.jitter.ms"
     ),
-    _one_value("unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "There is one replica to lead."),
+    TopicConfig(
+        "unclean.leader.election.enable",
+        ConfigType.BOOLEAN,
+        "unclean.leader.election.enable",
+        "Whether a replica that is not in sync leads when no other one is alive: acknowledged records may be lost.",
+        _read_unclean,
+        lambda config: str(config.unclean_leader_election).lower(),
+    ),
     _one_value("remote.storage.enable", ConfigType.BOOLEAN, "false", "Records are on this broker's disk.", ""),
 )
 
