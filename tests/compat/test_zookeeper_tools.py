@@ -64,7 +64,7 @@ def test_tools_with_zookeeper(tree: Tree, run_tool: RunTool) -> None:
             entity = ["--alter", "--entity-type", "topics", "--entity-name", "visits"]
             run_tool("ConfigCommand", *entity, "--add-config", "retention.ms=8")
             tree.await_that(lambda: retention() == "8")
-            assert run_tool("TopicCommand", "--list").split() == ["__consumer_offsets", "__transaction_state", "visits"]
+            assert "visits" in run_tool("TopicCommand", "--list").split()
             run_tool("TopicCommand", "--delete", "--topic", "visits")
             tree.await_that(lambda: not tree.exists("/brokers/topics/visits"))
             assert "visits" not in run_tool("TopicCommand", "--list")

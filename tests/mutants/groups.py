@@ -197,20 +197,22 @@ MUTANTS = (
     ),
     Mutant(
         "broker/groups/requests.py",
-        "            self._state_log.append_marker(producer_id, producer_epoch, commit=commit)\n",
+        "            self._state_log.append_marker(\n"
+        "                producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch\n"
+        "            )\n",
         "",
         _TRANSACTIONAL + "test_offsets_apply_after_commit",
     ),
     Mutant(
         "broker/groups/requests.py",
-        "            self.when_loaded(lambda: self._complete_late(",
-        "            (lambda: self._complete_late(",
+        "            self.when_loaded(\n                lambda: self._complete_late(",
+        "            (\n                lambda: self._complete_late(",
         _TRANSACTIONAL + "test_transaction_end_waits_for_loading",
     ),
     Mutant(
         "broker/handlers/group_offsets.py",
-        "        respond(ErrorCode.none, once_durable(node.group_requests.settle_in_time, refuse))",
-        "        respond(ErrorCode.none, at_once)",
+        "    respond(ErrorCode.none, once_durable(partial(node.group_shards.settle_in_time, shards), refuse))",
+        "    respond(ErrorCode.none, at_once)",
         _DURABILITY + "test_no_response_reveals_unsynced_state",
     ),
     Mutant(

@@ -239,6 +239,9 @@ class BrokerConfig:
     offsets_commit_timeout_ms: int = 5_000
     """Maximum time that a commit, or any other response about a group, waits for the disk."""
     offsets_topic_segment_bytes: int = 100 * 1024**2
+    offsets_topic_partitions: int = 1
+    offsets_topic_replication_factor: int = 1
+    """Those of a cluster are 50 and 3 (settings.replication)."""
 
     # Transactions (broker.transactions)
     transaction_timeout_max_ms: int = 900_000

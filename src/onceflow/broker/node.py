@@ -1,17 +1,16 @@
 """The broker without its sockets: data directory, topics, partitions, groups, transactions, and threads."""
 
-import asyncio
 import errno
 import gc
 import logging
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from onceflow.broker.config import BrokerConfig as BrokerConfig
-from onceflow.broker.groups.coordinator import GroupCoordinator
-from onceflow.broker.groups.requests import GroupRequests
+from onceflow.broker.groups.requests import GroupRequests, Settled
+from onceflow.broker.groups.shards import GroupShards
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.work_thread import WorkThread
@@ -24,14 +23,14 @@ from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
-from onceflow.broker.storage.partitions import Partitions, close_all
+from onceflow.broker.storage.partitions import Partition, Partitions, close_all
 from onceflow.broker.storage.record_checks import RecordChecks
 from onceflow.broker.storage.state_log import StateLog, StateLogElsewhere
-from onceflow.broker.topics.internal import partition_of
+from onceflow.broker.topics.internal import new_internal_topic, partition_of
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
-from onceflow.broker.topics.operations import TopicOperations
+from onceflow.broker.topics.operations import Created, TopicOperations
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topic, Topics
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.participants import LocalParticipants
@@ -133,10 +132,7 @@ class Node:
         """The other brokers, if this one is on ZooKeeper."""
         self.metadata = self._open_metadata(registry)
         self.logs.open_topics(self.topics, hosted_by=None if registry is None else self.node_id)
-        self.groups = GroupCoordinator(clock, config)
-        self.group_requests = GroupRequests(self.groups, self._open_state_topic(GROUP_OFFSETS_TOPIC))
-        self.topics.being_deleted |= (deleted := self.topics.deleted_names())
-        self.group_requests.when_loaded(lambda: self._finish_deletions(deleted))
+        self.group_shards = self._open_groups()
         view = None if registry is None else self._new_view()
         self.participants = self._new_participants(view)
         self.transactions = self._open_transactions()
@@ -178,7 +174,7 @@ class Node:
         return ClusterView()
 
     def _new_participants(self, view: "ClusterView | None") -> "LocalParticipants | ClusterParticipants":
-        local = LocalParticipants(self.partitions, self.group_commit, self.group_requests, self.metadata.when_synced)
+        local = LocalParticipants(self.partitions, self.group_commit, self.group_shards.at, self.metadata.when_synced)
         if view is None:
             return local
         from onceflow.broker.cluster.metadata import RegistryMetadata
@@ -208,7 +204,7 @@ class Node:
             self.topic_operations,
             self.metadata,
             replication,
-            self._delete_offsets_of,
+            self.group_shards.delete_offsets_of_topics,
         )
         attempts = Attempts(self.config.controlled_shutdown_retries, self.config.controlled_shutdown_pause_ms / 1000)
         leaving = Leaving(self.node_id, view, ToController(view, str(self.node_id)), self.metadata, attempts)
@@ -272,14 +268,31 @@ class Node:
         """Return whether a partition exists, here or on another broker of the cluster."""
         return self.partitions.get(topic, index) is not None or self.partitions.is_elsewhere(topic, index)
 
-    def _delete_offsets_of(self, topics: Set[str]) -> None:
-        """Delete the groups' offsets of topics that the controller deletes."""
+    def state_partition_count(self, topic: str) -> int:
+        """Return the number of partitions of an internal topic, also before it is created."""
+        known = self.topics.by_name.get(topic)
+        return new_internal_topic(topic, self.config).partition_count if known is None else known.partition_count
 
-        def deleted(error_code: ErrorCode) -> None:
-            if error_code:
-                logger.error("the groups' offsets of deleted topics %s could not be deleted", ", ".join(topics))
+    def create_state_topic(self, name: str) -> None:
+        """Create an internal topic of the cluster; clients ask for their coordinator again until it is there."""
+        new = new_internal_topic(name, self.config)
+        if self.metadata.is_controller:
+            self.topic_operations.create([new], self._on_state_topic_created)
+        else:
+            assert self.cluster is not None
+            self.cluster.forwarder.create([new])
 
-        self.group_requests.delete_offsets_of_topics(topics, deleted)
+    def _on_state_topic_created(self, results: Sequence[Created]) -> None:
+        for created in results:
+            if created.error_code not in (ErrorCode.none, ErrorCode.topic_already_exists):
+                logger.warning("topic %s was not created: %s", created.name, created.error_message)
+
+    def _delete_offsets(self, names: Set[str], settled: Settled) -> None:
+        """Delete the groups' offsets of deleted topics. In a cluster every coordinator does when it learns of that."""
+        if self.cluster is None:
+            self.group_shards.at(0).delete_offsets_of_topics(names, settled)
+        else:
+            settled(ErrorCode.none)
 
     def _open_metadata(self, registry: "Registry | None") -> MetadataStore:
         """Read the topics from the log of this broker, or from ZooKeeper."""
@@ -333,25 +346,32 @@ class Node:
             logs=self.logs,
             group_commit=self.group_commit,
             thread=self.housekeeping_thread,
-            delete_offsets=self.group_requests.delete_offsets_of_topics,
+            delete_offsets=self._delete_offsets,
             opens_partitions=self.config.zookeeper_connect is None,
         )
         self.metadata.follow_others(operations.follow, operations.delete)
         return operations
 
     def _open_state_topic(self, name: str) -> StateLog:
-        """Open an internal topic. One partition suffices: all state is on one broker, and one file needs one sync.
+        """Open an internal topic with one partition.
 
-        In a cluster that broker is the first controller.
+        In a cluster it is on one broker, the first controller.
         """
-        topic = self.topics.by_name.get(name)
-        if topic is None and self.metadata.is_controller:
-            topic = self._create_state_topic(name)
-        partition = self.partitions.hosted(name, 0)
-        if topic is None or partition is None:
-            assert self.config.zookeeper_connect is not None
+        if self.config.zookeeper_connect is not None and name not in self.topics.by_name:
+            if not self.metadata.is_controller:
+                return StateLogElsewhere()
+            self._create_state_topic(name)
+        if self.config.zookeeper_connect is not None and self.partitions.hosted(name, 0) is None:
             return StateLogElsewhere()
-        return StateLog(partition, self.clock, self.group_commit)
+        return StateLog(self._open_state_partition(name), self.clock, self.group_commit)
+
+    def _open_state_partition(self, name: str) -> Partition:
+        """Open the internal topic of a broker alone: all state is here, and one file needs one sync."""
+        if name not in self.topics.by_name:
+            self._create_state_topic(name)
+        partition = self.partitions.hosted(name, 0)
+        assert partition is not None
+        return partition
 
     def _create_state_topic(self, name: str) -> Topic:
         here = (0, (self.node_id,))
@@ -364,6 +384,20 @@ class Node:
         else:
             self.partitions.host(name, 0, self.logs.open_replica(topic, 0, config, clean=False))
         return topic
+
+    def _open_groups(self) -> GroupShards:
+        """Coordinate all groups, or in a cluster those of the partitions that this broker will lead."""
+        count = partial(self.state_partition_count, GROUP_OFFSETS_TOPIC)
+        shards = GroupShards(self.config, self.clock, self.group_commit, count)
+        deleted = self.topics.deleted_names()
+        self.topics.being_deleted |= deleted
+        if self.config.zookeeper_connect is None:
+            groups = shards.open(self._open_state_partition(GROUP_OFFSETS_TOPIC))
+            groups.when_loaded(lambda: self._finish_deletions(groups, deleted))
+        else:
+            self.partitions.roles[GROUP_OFFSETS_TOPIC] = shards
+            self.metadata.finish_deletions(deleted, self.topics.being_deleted.difference_update)
+        return shards
 
     def _open_transactions(self) -> Transactions:
         coordinator = TransactionCoordinator(
@@ -380,22 +414,13 @@ class Node:
             expiration_interval_ms=self.config.transactional_id_expiration_interval_ms,
         )
 
-    def load_groups(self) -> None:
-        """Replay the groups' log, a slice in each turn of the loop, while the broker serves other requests."""
-        try:
-            if self.group_requests.load_slice():
-                asyncio.get_running_loop().call_soon(self.load_groups)
-        except Exception:
-            logger.exception("the groups' log could not be replayed; group requests are refused until a restart")
-            self.group_requests.fail_loading()
-
-    def _finish_deletions(self, deleted: set[str]) -> None:
+    def _finish_deletions(self, groups: GroupRequests, deleted: set[str]) -> None:
         """Delete the offsets of topics whose deletion was interrupted by a crash: a new topic must not inherit them.
 
         Until that is durable, no topic can be created with one of the names in `deleted`.
         """
-        for orphans in self.groups.decide_delete_topic_offsets(lambda topic: topic not in self.topics.by_name):
-            if orphans and self.group_requests.append_in_batches(orphans, from_reserve=True):
+        for orphans in groups.groups.decide_delete_topic_offsets(lambda topic: topic not in self.topics.by_name):
+            if orphans and groups.append_in_batches(orphans, from_reserve=True):
                 raise UnfinishedDeletion(
                     f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be deleted;"
                     f" {Remedy.LOOK_ABOVE}; {Remedy.FREE_DISK}, then {Remedy.START_BROKER_AGAIN}"
@@ -405,7 +430,7 @@ class Node:
             if not error_code:
                 self.metadata.finish_deletions(deleted, self.topics.being_deleted.difference_update)
 
-        self.group_requests.when_synced(synced)
+        groups.when_synced(synced)
 
     # Timers and close
 

@@ -172,7 +172,7 @@ class Broker:
             self._watch = LoopWatch(self.config.loop_block_report_ms)
             self._watch.start()
         self._start_serving(self._listener, self._node)
-        self._node.load_groups()
+        self._node.group_shards.load()
         self._node.housekeeping.start()
         if self._node.cluster is not None:
             self._node.cluster.replication.start()
@@ -341,7 +341,7 @@ class Broker:
         """Run the periodic work; one that fails does not stop the others."""
         node = self.node
         for work in (
-            node.group_requests.expire,
+            node.group_shards.expire,
             node.transactions.tick,
             self._check_connections,
             self._check_directory,

@@ -104,7 +104,12 @@ def new_broker(tree: Tree) -> NewBroker:
 
     def make(path: Any = None, **settings: Any) -> Broker:
         named = {name.replace("_", "."): value for name, value in settings.items()}
-        defaults: dict[str, Any] = {"zookeeper.connect": tree.connect, "controlled.shutdown.max.retries": 0}
+        defaults: dict[str, Any] = {
+            "zookeeper.connect": tree.connect,
+            "controlled.shutdown.max.retries": 0,
+            "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": 1,
+        }
         return Broker(path, settings={**defaults, **named})
 
     return make

@@ -116,7 +116,10 @@ def test_deletion_can_be_disabled(new_broker: NewBroker, tree: Tree) -> None:
 
 
 def test_internal_topic_is_kept(new_broker: NewBroker, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
-    with new_broker():
+    with new_broker() as broker:
+        with connected(broker.bootstrap_servers) as client:
+            client.ask(apis.FIND_COORDINATOR, 3, key="g", key_type=0)
+        tree.await_that(lambda: tree.exists("/brokers/topics/__consumer_offsets/partitions/3/state"))
         tree.write("/admin/delete_topics/__consumer_offsets", "")
         tree.await_that(lambda: not tree.exists("/admin/delete_topics/__consumer_offsets"))
         assert tree.exists("/brokers/topics/__consumer_offsets")

@@ -62,8 +62,8 @@ class Load:
 
 
 @contextmanager
-def brokers_of(tree: Tree, directory: Path) -> Iterator[dict[int, BrokerProcess]]:
-    options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "2000")
+def brokers_of(tree: Tree, directory: Path, *settings: str) -> Iterator[dict[int, BrokerProcess]]:
+    options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "2000", *settings)
     brokers = {
         broker_id: BrokerProcess(directory / str(broker_id), 0, *options, "--broker-id", str(broker_id))
         for broker_id in BROKERS

@@ -61,7 +61,7 @@ def test_partitions_are_spread_and_served(brokers: Brokers, tree: Tree) -> None:
     assert {tree.json(f"/brokers/topics/clicks/partitions/{index}/state")["leader"] for index in leaders} == {1, 2, 3}
 
 
-def test_groups_are_served_by_one_broker(brokers: Brokers) -> None:
+def test_groups_are_served_from_any_broker(brokers: Brokers) -> None:
     brokers.create("clicks", PARTITIONS)
     settings = {"bootstrap.servers": brokers.running[3].bootstrap_servers, "group.id": "visitors"}
     consumer = Consumer({**settings, "auto.offset.reset": "earliest"})

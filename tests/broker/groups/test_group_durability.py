@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from onceflow.broker.node import Node
+from onceflow.broker.groups.shards import GroupShards
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
 from tests.broker.driven_broker import PoweredBroker, hung_up_without_power
@@ -190,12 +190,12 @@ def test_group_deletion_is_reported_when_durable(powered: PoweredBroker, monkeyp
 
 def test_other_requests_served_while_groups_load(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     loading = ErrorCode.coordinator_load_in_progress
-    nodes: list[Node] = []
+    loaders: list[GroupShards] = []
     with RawGroup(powered.bootstrap, "g") as group:
         group.client().create_topic("t")
         for offset in range(300):
             assert group.commit("t", offset, metadata="x" * 1000) == NONE
-    monkeypatch.setattr(Node, "load_groups", lambda node: nodes.append(node))
+    monkeypatch.setattr(GroupShards, "load", lambda shards: loaders.append(shards))
     powered.power_cycle(1, drop_all=True)
     with RawGroup(powered.bootstrap, "g") as group:
         assert group.commit("t", 1) == loading
@@ -210,15 +210,15 @@ def test_other_requests_served_while_groups_load(powered: PoweredBroker, monkeyp
         fetched = group.client().ask(apis.OFFSET_FETCH, 8, groups=[{"group_id": "g", "topics": None}])
         assert fetched.groups[0].error_code == loading
         group.client().create_topic("made meanwhile".replace(" ", "-"))
-        steps = powered.call(lambda _: _steps(nodes[0]))
+        steps = powered.call(lambda _: _steps(loaders[0]))
         assert steps > 2
         assert group.offsets() == {("t", 0): (299, 0)}
         assert group.commit("t", 300) == NONE
 
 
-def _steps(node: Node) -> int:
+def _steps(shards: GroupShards) -> int:
     """The manual steps that the loop takes by itself otherwise."""
     steps = 0
-    while node.group_requests.load_slice():
+    while shards.at(0).load_slice():
         steps += 1
     return steps

@@ -196,7 +196,7 @@ class SteppedBroker:
             with self.loop.running(), self._stepped_threads():
                 opened = self._broker._node = Node.open(config, disk=disk, clock=clock)
                 opened.transactions.resume()
-                opened.load_groups()
+                opened.group_shards.load()
                 opened.housekeeping.start()
                 self._broker._on_tick()
         except BaseException:

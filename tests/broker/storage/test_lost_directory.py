@@ -101,7 +101,7 @@ def test_a_loss_responds_to_every_waiter(tmp_path: Path) -> None:
         rename(broker.data)
         eventually(lambda: broker.call(lambda node: node.is_lost), "the loss is noticed")
         assert broker.log("t").durability.failure is not None
-        assert broker.call(lambda node: node.group_requests.error_code) == ErrorCode.coordinator_not_available
+        assert broker.call(lambda node: node.group_shards.at(0).error_code) == ErrorCode.coordinator_not_available
 
 
 @pytest.mark.parametrize("lost", ["t-0", "t-0/00000000000000000000.log"])

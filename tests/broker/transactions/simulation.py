@@ -134,7 +134,7 @@ class World:
         self.group_requests = GroupRequests(self.groups, self._state_log(GROUP_OFFSETS_TOPIC))
         coordinator = TransactionCoordinator(self.clock, timeout_max_ms=900_000, expiration_ms=10**12)
         self.participants = LocalParticipants(
-            self.partitions, group_commit, self.group_requests, lambda synced: synced(ErrorCode.none)
+            self.partitions, group_commit, lambda _index: self.group_requests, lambda synced: synced(ErrorCode.none)
         )
         self.transactions = Transactions(
             coordinator,

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from onceflow.broker.cluster.to_controller import NoController, ToController
+from onceflow.broker.topics.topics import NewTopic
 from onceflow.wire.apis import CREATE_TOPICS
 from onceflow.wire.errors import ErrorCode, WireError
 from onceflow.wire.frames import request_class
@@ -16,7 +17,6 @@ logger = logging.getLogger(__name__)
 VERSION = 7
 TOPICS_MAX = 1000
 """Topics that are being created at a time; clients ask again for others."""
-DEFAULT = -1
 _TIMEOUT = timedelta(seconds=30)
 
 
@@ -28,29 +28,29 @@ class TopicForwarder:
         self._names: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def create(self, names: Iterable[str]) -> None:
-        """Let the controller create topics with its defaults."""
-        wanted = [name for name in names if name not in self._names][: TOPICS_MAX - len(self._names)]
+    def create(self, topics: Iterable[NewTopic]) -> None:
+        """Let the controller create topics, with its defaults for what they leave open."""
+        wanted = [topic for topic in topics if topic.name not in self._names][: TOPICS_MAX - len(self._names)]
         if not wanted:
             return
-        self._names.update(wanted)
+        self._names.update(topic.name for topic in wanted)
         task = asyncio.get_running_loop().create_task(self._create(wanted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _create(self, names: list[str]) -> None:
+    async def _create(self, wanted: Sequence[NewTopic]) -> None:
         message = message_of(
             request_class(CREATE_TOPICS, VERSION),
             {
                 "topics": [
                     {
-                        "name": name,
-                        "num_partitions": DEFAULT,
-                        "replication_factor": DEFAULT,
+                        "name": topic.name,
+                        "num_partitions": topic.partition_count,
+                        "replication_factor": topic.replication_factor,
                         "assignments": (),
-                        "configs": (),
+                        "configs": [{"name": name, "value": value} for name, value in topic.configs.items()],
                     }
-                    for name in names
+                    for topic in wanted
                 ],
                 "timeout": _TIMEOUT,
                 "validate_only": False,
@@ -66,7 +66,7 @@ class TopicForwarder:
         except (OSError, EOFError, WireError) as error:
             logger.warning("the controller did not respond to the creation of topics: %r", error)
         finally:
-            self._names.difference_update(names)
+            self._names.difference_update(topic.name for topic in wanted)
 
     def close(self) -> None:
         """Give up the requests."""

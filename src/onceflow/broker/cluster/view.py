@@ -55,6 +55,10 @@ class ClusterView:
         state = self.state(topic, index)
         return None if state is None else self.brokers.get(state.leader)
 
+    def has_topic(self, topic: str) -> bool:
+        """Return whether the controller has named a topic."""
+        return topic in self._states
+
     def inter_broker_address(self, broker_id: int) -> Endpoint | None:
         """Return the address of a live broker for other brokers."""
         broker = self.brokers.get(broker_id)

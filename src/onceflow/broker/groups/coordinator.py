@@ -7,6 +7,7 @@ appends an outcome's records, replays them, and sends its responses once they ar
 
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from onceflow.broker.config import BrokerConfig
@@ -25,7 +26,7 @@ from onceflow.broker.groups.members import (
 )
 from onceflow.broker.groups.offsets import PendingOffsets, expired
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, Outcome, SyncRequest
-from onceflow.broker.groups.pending_ids import PendingIds
+from onceflow.broker.groups.pending_ids import AllPendingIds, PendingIds
 from onceflow.broker.groups.rebalance import Rebalance
 from onceflow.broker.groups.records import GroupRecord, GroupRemoval, OffsetCommit
 from onceflow.broker.groups.states import GroupState
@@ -44,18 +45,35 @@ OFFSETS_SEEN_AT_ONCE = 10_000
 """Offsets checked in one turn of the event loop when those of deleted topics are deleted."""
 
 
-class GroupCoordinator:
-    """All groups of this broker. Single-threaded: the event loop is its lock."""
+class SharedLimits:
+    """Memory and pending ids of all coordinators of a broker, within the broker's limits."""
 
-    def __init__(self, clock: Clock, config: BrokerConfig, make_uuid: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
+    def __init__(self, config: BrokerConfig) -> None:
+        self.memory = MemberMemory(config.groups_memory_bytes_max)
+        self.pending_ids: AllPendingIds = OrderedDict()
+
+
+class GroupCoordinator:
+    """The groups of one partition of `__consumer_offsets`. Single-threaded: the event loop is its lock."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        config: BrokerConfig,
+        make_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
+        *,
+        limits: SharedLimits | None = None,
+    ) -> None:
+        """`limits` are those of the broker's other coordinators too."""
+        limits = limits or SharedLimits(config)
         self.clock = clock
         self.config = config
         self.make_uuid = make_uuid
         self.groups: dict[str, Group] = {}
-        self.memory = MemberMemory(config.groups_memory_bytes_max)
+        self.memory = limits.memory
         self.pending = PendingOffsets()
         self.deadlines = Deadlines(clock)
-        self.pending_ids = PendingIds(config, self.deadlines)
+        self.pending_ids = PendingIds(config, self.deadlines, limits.pending_ids)
         self._had_room = True
         self._rebalance = Rebalance(config, clock, self.deadlines)
 
@@ -115,6 +133,23 @@ class GroupCoordinator:
         for group in self.groups.values():
             for member in group.members.values():
                 self.deadlines.restart_session(group, member)
+
+    def resign(self) -> Outcome:
+        """Forget all groups: another broker coordinates them. Their waiting members ask for it (onGroupUnloaded)."""
+        outcome = Outcome()
+        for group in self.groups.values():
+            for member in group.members.values():
+                join_reply = group.members.take_join_reply(member)
+                if join_reply is not None:
+                    outcome.respond_to_join(join_reply, JoinResponse(ErrorCode.not_coordinator, member.member_id))
+                if member.sync_reply is not None:
+                    outcome.respond_to_sync(member.sync_reply, SyncResponse(ErrorCode.not_coordinator))
+                    member.sync_reply = None
+            for member_id in list(group.pending_ids):
+                self.pending_ids.remove(group, member_id)
+            group.members.replace_all(())
+        self.groups.clear()
+        return outcome
 
     # JoinGroup
 
@@ -226,9 +261,18 @@ class GroupCoordinator:
         """Remove the oldest pending id if there are too many; its group stops waiting for it."""
         surplus = self.pending_ids.surplus(group)
         if surplus is not None:
-            group, member_id = surplus
-            self.pending_ids.remove(group, member_id)
-            self._on_pending_id_removed(group, outcome)
+            owner, group, member_id = surplus
+            owner.remove(group, member_id)
+            if owner is self.pending_ids:
+                self._on_pending_id_removed(group, outcome)
+            else:
+                owner.on_withdrawn(group)
+
+    def pending_id_withdrawn(self, group: Group) -> Outcome:
+        """Decide what follows the withdrawal of a pending id by another coordinator."""
+        outcome = Outcome()
+        self._on_pending_id_removed(group, outcome)
+        return outcome
 
     def _on_pending_id_removed(self, group: Group, outcome: Outcome) -> None:
         """Complete a rebalance that waited only for a removed pending id, or remove the unused group."""
@@ -403,9 +447,9 @@ class GroupCoordinator:
 
     # Time
 
-    def expire(self) -> list[Outcome]:
-        """Act on expired timeouts, a bounded number in each call."""
-        due = self.deadlines.take_due(DUE_AT_ONCE)
+    def expire(self, due_max: int = DUE_AT_ONCE) -> list[Outcome]:
+        """Act on at most `due_max` expired timeouts."""
+        due = self.deadlines.take_due(due_max)
         return [self._expire(self.groups[group_id], due[group_id]) for group_id in due if group_id in self.groups]
 
     def _expire(self, group: Group, due: Sequence[str]) -> Outcome:

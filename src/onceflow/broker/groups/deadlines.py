@@ -35,6 +35,8 @@ class Deadlines:
         self._deadlines: dict[Key, _Deadline] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._numbers = itertools.count()
+        self.taken_count = 0
+        """Deadlines that the last `take_due` returned."""
 
     def __len__(self) -> int:
         return len(self._deadlines)
@@ -68,7 +70,8 @@ class Deadlines:
         """Remove at most `count_max` due deadlines and return their member ids by group id."""
         now_seconds = self._clock.monotonic()
         due: dict[str, list[str]] = {}
-        while count_max and self._heap and self._heap[0][0] <= now_seconds:
+        self.taken_count = 0
+        while self.taken_count < count_max and self._heap and self._heap[0][0] <= now_seconds:
             entry_seconds, _number, key = heapq.heappop(self._heap)
             deadline = self._deadlines.get(key)
             if deadline is None or deadline.entry_seconds != entry_seconds:
@@ -79,7 +82,7 @@ class Deadlines:
                 continue
             del self._deadlines[key]
             due.setdefault(key[0], []).append(key[1])
-            count_max -= 1
+            self.taken_count += 1
         return due
 
     def _push(self, at_seconds: float, key: Key) -> None:

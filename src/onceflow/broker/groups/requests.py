@@ -1,7 +1,10 @@
 """Executes the group coordinator's decisions: appends and replays records, then sends responses after their sync.
 
-At start the log is replayed in slices, so a long one delays only group requests. They get COORDINATOR_LOAD_IN_PROGRESS
+First the log is replayed in slices, so a long one delays only group requests. They get COORDINATOR_LOAD_IN_PROGRESS
 until the log is loaded. Work that must follow uses `when_loaded`.
+
+In a cluster a coordinator ends when another broker leads its log (`close`). Requests that wait, and all later ones, get
+NOT_COORDINATOR.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ from functools import partial
 from itertools import chain, islice
 
 from onceflow.broker.groups import records as group_records
-from onceflow.broker.groups.coordinator import GroupCoordinator
+from onceflow.broker.groups.coordinator import DUE_AT_ONCE, GroupCoordinator
 from onceflow.broker.groups.outcome import Outcome
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.broker.storage.state_log import StateBatch, StateLog
@@ -34,7 +37,21 @@ OFFSETS_CHECKED_AT_ONCE = 5000
 COST_OF_RECORD = 10
 """Cost of a record, in checked offsets, when expired offsets are deleted; OFFSETS_CHECKED_AT_ONCE limits a turn."""
 
-_TOO_LARGE = (ErrorCode.message_too_large, ErrorCode.record_list_too_large)
+_ERRORS = {
+    ErrorCode.unknown_topic_or_partition: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas: ErrorCode.coordinator_not_available,
+    ErrorCode.not_enough_replicas_after_append: ErrorCode.coordinator_not_available,
+    ErrorCode.kafka_storage_error: ErrorCode.coordinator_not_available,
+    ErrorCode.not_leader_or_follower: ErrorCode.not_coordinator,
+    ErrorCode.message_too_large: ErrorCode.unknown_server_error,
+    ErrorCode.record_list_too_large: ErrorCode.unknown_server_error,
+}
+"""Error of the log → that of a group request (CoordinatorOperationExceptionHelper); others stay.
+
+With KAFKA_STORAGE_ERROR Kafka's broker resigns; here it does not.
+"""
+_EXPECTED = (ErrorCode.kafka_storage_error, ErrorCode.not_enough_replicas, ErrorCode.not_leader_or_follower)
+"""Errors of the log that it has reported itself, or that end without an operator."""
 
 Settled = Callable[[ErrorCode], None]
 
@@ -56,17 +73,22 @@ class _Waiting:
 class GroupRequests:
     """Executes outcomes. After a failed sync every response is an error until a restart."""
 
-    def __init__(self, groups: GroupCoordinator, state_log: StateLog) -> None:
-        self._groups = groups
+    def __init__(
+        self, groups: GroupCoordinator, state_log: StateLog, *, loaded_at_once_bytes: int = LOADED_AT_ONCE_BYTES
+    ) -> None:
+        """Load a log of at most `loaded_at_once_bytes`; a longer one needs calls of `load_slice`."""
+        self.groups = groups
         self._state_log = state_log
         self._waiting: deque[_Waiting] = deque()
         self._is_broken = False
+        self._is_closed = False
         self._on_loaded: list[Callable[[], None]] | None = []
         self._next_check_seconds = groups.clock.monotonic() + self._check_interval_seconds
         self._unchecked: Iterator[str] = iter(())
+        groups.pending_ids.on_withdrawn = lambda group: self.execute(groups.pending_id_withdrawn(group))
         self._slices = self._replay_in_slices()
         size_bytes = state_log.size_bytes
-        while size_bytes <= LOADED_AT_ONCE_BYTES and self.load_slice():
+        while size_bytes <= loaded_at_once_bytes and self.load_slice():
             pass
 
     # Loading
@@ -81,18 +103,28 @@ class GroupRequests:
             return False
         if next(self._slices, None) is not None:
             return True
-        self._groups.begin()
-        callbacks, self._on_loaded = self._on_loaded, None
+        self.groups.begin()
+        self._end_loading()
+        return False
+
+    def _end_loading(self) -> None:
+        callbacks, self._on_loaded = self._on_loaded or (), None
         for callback in callbacks:
             callback()
-        return False
+
+    def close(self) -> None:
+        """Coordinate no longer, since another broker leads the log; waiting requests get NOT_COORDINATOR."""
+        self._is_closed = True
+        self._state_log.close()
+        _send_in_turns(iter(self.groups.resign().responses))
+        self._end_loading()
 
     def fail_loading(self) -> None:
         """Respond to all requests with an error until a restart, since the log cannot be replayed."""
         self._is_broken = True
 
     def when_loaded(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the whole log has been replayed: now, or after the last slice."""
+        """Call `callback` once the whole log has been replayed, or the coordinator has ended: now or later."""
         if self._on_loaded is None:
             callback()
         else:
@@ -109,7 +141,7 @@ class GroupRequests:
                 size_bytes = 0
 
     def _replay_batch(self, batch: StateBatch) -> None:
-        header, groups = batch.header, self._groups
+        header, groups = batch.header, self.groups
         if batch.marker is not None:
             groups.replay_marker(header.producer_id, commit=batch.marker.commit)
         for record in batch.records:
@@ -123,9 +155,14 @@ class GroupRequests:
     # Requests
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether another broker coordinates the groups."""
+        return self._is_closed or self._state_log.is_elsewhere
+
+    @property
     def error_code(self) -> ErrorCode:
         """The error for every group request: `none` while the log is here, loaded and writable."""
-        if self._state_log.is_elsewhere:
+        if self.is_elsewhere:
             return ErrorCode.not_coordinator
         if self._is_broken or self._state_log.partition.log.durability.failure is not None:
             return ErrorCode.coordinator_not_available
@@ -170,7 +207,7 @@ class GroupRequests:
         self.when_loaded(lambda: self._delete_offsets_of_topics(names, settled))
 
     def _delete_offsets_of_topics(self, names: Set[str], settled: Settled) -> None:
-        slices = self._groups.decide_delete_topic_offsets(names.__contains__)
+        slices = self.groups.decide_delete_topic_offsets(names.__contains__)
         has_records = False
 
         def turn() -> None:
@@ -201,7 +238,7 @@ class GroupRequests:
         except LogError as error:
             return _append_error(error)
         for record in _placed(records, offset):
-            self._groups.replay(record)
+            self.groups.replay(record)
         return ErrorCode.none
 
     # Transactions
@@ -226,7 +263,7 @@ class GroupRequests:
                 return
             for record in _placed(records, offset):
                 assert isinstance(record, OffsetCommit)
-                self._groups.replay_transactional(producer_id, record)
+                self.groups.replay_transactional(producer_id, record)
         if error_code:
             settled(error_code)
         else:
@@ -237,8 +274,9 @@ class GroupRequests:
     ) -> None:
         """End the producer's transaction in the groups' log: its pending offsets are committed or dropped.
 
-        It can be repeated; `when_synced` reports when it is durable. While the log is loading, it is postponed. Raises
-        LogError. If a postponed one fails, all group responses, and `when_synced`, are errors until a restart.
+        Without `coordinator_epoch` this broker coordinates the transaction. It can be repeated; `when_synced` reports
+        when it is durable. While the log is loading, it is postponed. Raises LogError. If a postponed one fails, all
+        group responses, and `when_synced`, are errors until a restart.
         """
         if self.is_loading:
             self.when_loaded(
@@ -250,11 +288,13 @@ class GroupRequests:
             self._state_log.append_marker(
                 producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
             )
-            self._groups.replay_marker(producer_id, commit=commit)
+            self.groups.replay_marker(producer_id, commit=commit)
 
     def _complete_late(
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None
     ) -> None:
+        if self._is_closed:
+            return
         try:
             self.complete_transaction(producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch)
         except LogError:
@@ -264,51 +304,62 @@ class GroupRequests:
     # Time
 
     def when_synced(self, settled: Settled) -> None:
-        """Call `settled` once the coordinator's current state is durable, or with an error if it cannot be."""
+        """Call `settled` once the coordinator's current state is durable, or with an error if it cannot be.
+
+        In a cluster all in-sync replicas must have it.
+        """
 
         def synced(error_code: ErrorCode) -> None:
-            settled(ErrorCode.coordinator_not_available if error_code or self._is_broken else ErrorCode.none)
+            if self._is_closed or error_code is ErrorCode.not_leader_or_follower:
+                settled(ErrorCode.not_coordinator)
+            else:
+                settled(ErrorCode.coordinator_not_available if error_code or self._is_broken else ErrorCode.none)
 
         self.when_loaded(lambda: self._state_log.when_synced(synced))
 
     def settle_in_time(self, settled: Settled) -> None:
         """Call `settled` like `when_synced`, but with an error after `offsets.commit.timeout.ms`."""
-        timeout_seconds = self._groups.config.offsets_commit_timeout_ms / 1000
-        waiting = _Waiting(self._groups.clock.monotonic() + timeout_seconds, settled)
+        timeout_seconds = self.groups.config.offsets_commit_timeout_ms / 1000
+        waiting = _Waiting(self.groups.clock.monotonic() + timeout_seconds, settled)
         self.when_synced(waiting.settle)
         if not waiting.is_done:
             while self._waiting and self._waiting[0].is_done:
                 self._waiting.popleft()
             self._waiting.append(waiting)
 
-    def expire(self) -> None:
-        """Act on every expired timeout, of members and of responses that wait for the disk."""
-        now_seconds = self._groups.clock.monotonic()
+    def expire(self, due_max: int = DUE_AT_ONCE) -> int:
+        """Act on expired timeouts, at most `due_max` of members, and those of responses that wait for the disk.
+
+        Return the number of those of members.
+        """
+        now_seconds = self.groups.clock.monotonic()
         while self._waiting and (self._waiting[0].is_done or self._waiting[0].deadline_seconds <= now_seconds):
             self._waiting.popleft().settle(ErrorCode.coordinator_not_available)
         if self.is_loading:
-            return
-        for outcome in self._groups.expire():
+            return 0
+        outcomes = self.groups.expire(due_max)
+        for outcome in outcomes:
             try:
                 self.execute(outcome)
             except Exception:
                 logger.exception("a group timeout failed")
         self._expire_offsets(now_seconds)
+        return self.groups.deadlines.taken_count
 
     @property
     def _check_interval_seconds(self) -> float:
-        return self._groups.config.offsets_retention_check_interval_ms / 1000
+        return self.groups.config.offsets_retention_check_interval_ms / 1000
 
     def _expire_offsets(self, now_seconds: float) -> None:
         """Delete expired offsets: check every group once per interval, some in each call."""
         if self._next_check_seconds <= now_seconds:
             self._next_check_seconds = now_seconds + self._check_interval_seconds
-            self._unchecked = iter(list(self._groups.groups))
+            self._unchecked = iter(list(self.groups.groups))
         seen = 0
         while seen < OFFSETS_CHECKED_AT_ONCE and (group_id := next(self._unchecked, None)) is not None:
-            group = self._groups.groups.get(group_id)
+            group = self.groups.groups.get(group_id)
             if group is not None:
-                records = self._groups.decide_expire(group)
+                records = self.groups.decide_expire(group)
                 seen += 1 + len(group.offsets) + COST_OF_RECORD * len(records)
                 self.append_in_batches(records)
 
@@ -334,11 +385,7 @@ def _placed(records: Sequence[GroupRecord], offset: int) -> Sequence[GroupRecord
 
 
 def _append_error(error: LogError) -> ErrorCode:
-    """Return Kafka's error for it (CoordinatorOperationExceptionHelper): a record that is too large stays so."""
-    if error.error_code == ErrorCode.kafka_storage_error:
-        # Not logged again: the log has reported it once, and members retry.
-        return ErrorCode.coordinator_not_available
-    logger.error("the groups' records could not be appended: %s", error)
-    if error.error_code in _TOO_LARGE:
-        return ErrorCode.unknown_server_error
-    return error.error_code
+    """Return the error of a group request."""
+    if error.error_code not in _EXPECTED:
+        logger.error("the groups' records could not be appended: %s", error)
+    return _ERRORS.get(error.error_code, error.error_code)

@@ -1,12 +1,16 @@
 """Administrative group APIs: DescribeGroups, ListGroups, DeleteGroups."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.group import Group
 from onceflow.broker.groups.members import Member
 from onceflow.broker.groups.records import GroupRecord
+from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.groups.states import GroupState
+from onceflow.broker.handlers.groups import group_refusal
 from onceflow.broker.handlers.sliced_responses import Element, encoded, once_durable, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
@@ -33,25 +37,26 @@ def handle_describe_groups(node: Node, request: Request) -> None:
     shows_operations = getattr(body, "include_authorized_operations", False)
     is_absence_an_error = request.version >= ABSENCE_REPORTED_FROM
 
+    shards: set[GroupRequests] = set()
+
     def refuse(error_code: ErrorCode) -> None:
         request.respond(groups=[_undescribed(group_id, error_code) for group_id in body.groups])
 
     def groups() -> Iterator[Element]:
         for group_id in body.groups:
-            if access.may(AclOperation.DESCRIBE, ResourceType.GROUP, group_id):
-                described = _described(node, group_id, is_absence_an_error=is_absence_an_error)
+            refusal = group_refusal(node, request, group_id, AclOperation.DESCRIBE)
+            if refusal:
+                described = _undescribed(group_id, refusal)
             else:
-                described = _undescribed(group_id, ErrorCode.group_authorization_failed)
+                shard = node.group_shards.of(group_id)
+                shards.add(shard)
+                described = _described(shard.groups, group_id, is_absence_an_error=is_absence_an_error)
             if shows_operations and not described["error_code"]:
                 described["authorized_operations"] = access.operations(ResourceType.GROUP, group_id)
             yield encoded(request, "groups", described), WORK_PER_GROUP * (1 + len(described["members"]))
 
-    refusal = node.group_requests.error_code
-    if refusal:
-        refuse(refusal)
-        return
     head = INT32.pack(0) if request.version >= 1 else b""
-    when_built = once_durable(node.group_requests.settle_in_time, refuse)
+    when_built = once_durable(partial(node.group_shards.settle_in_time, shards), refuse)
     respond_in_slices(request, head, groups(), tags_of(request), when_built=when_built)
 
 
@@ -68,9 +73,9 @@ def _undescribed(group_id: str, error_code: ErrorCode) -> dict[str, Any]:
     }
 
 
-def _described(node: Node, group_id: str, *, is_absence_an_error: bool) -> dict[str, Any]:
+def _described(groups: GroupCoordinator, group_id: str, *, is_absence_an_error: bool) -> dict[str, Any]:
     description = _undescribed(group_id, ErrorCode.none)
-    group = node.groups.groups.get(group_id)
+    group = groups.groups.get(group_id)
     if group is None:
         description["group_state"] = GroupState.DEAD.value
         if is_absence_an_error:
@@ -106,26 +111,27 @@ def handle_list_groups(node: Node, request: Request) -> None:
     access = node.access(request)
     sees_all = access.may_on_cluster(AclOperation.DESCRIBE)
 
+    shards = node.group_shards.here()
+
     def refuse(error_code: ErrorCode) -> None:
-        request.respond(error_code=error_code, groups=())
+        # A coordinator that moves meanwhile is found by the next request.
+        is_moving = error_code is ErrorCode.not_coordinator
+        request.respond(error_code=ErrorCode.coordinator_not_available if is_moving else error_code, groups=())
 
     def groups() -> Iterator[Element]:
-        for group in list(node.groups.groups.values()):
+        for group in list(node.group_shards.groups()):
             is_there = is_type_wanted and group.state is not GroupState.DEAD
             is_wanted = is_there and (not wanted or group.state.value.lower() in wanted)
             if is_wanted and not sees_all:
                 is_wanted = access.may(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
             yield (_listed(request, group) if is_wanted else b""), WORK_PER_LISTED_GROUP
 
-    refusal = node.group_requests.error_code
-    if refusal is ErrorCode.not_coordinator:
-        # Clients ask every broker, and another one has all groups.
-        refusal = ErrorCode.none
-    if refusal:
+    refusal = next((shard.error_code for shard in shards if shard.error_code), None)
+    if refusal is not None:
         refuse(refusal)
         return
     head = (INT32.pack(0) if request.version >= 1 else b"") + INT16.pack(ErrorCode.none)
-    when_built = once_durable(node.group_requests.settle_in_time, refuse)
+    when_built = once_durable(partial(node.group_shards.settle_in_time, shards), refuse)
     respond_in_slices(request, head, groups(), tags_of(request), when_built=when_built)
 
 
@@ -144,34 +150,33 @@ def _listed(request: Request, group: Group) -> bytes:
 
 
 def handle_delete_groups(node: Node, request: Request) -> None:
-    """Serve one DeleteGroups request: groups without members, and their offsets, all in one batch."""
+    """Serve one DeleteGroups request: groups without members, and their offsets, in one batch for each coordinator."""
     body = request.decode()
-    access = node.access(request)
-    records: list[GroupRecord] = []
     error_codes: dict[str, ErrorCode] = {}
+    deleted: dict[GroupRequests, tuple[list[str], list[GroupRecord]]] = {}
     for group_id in dict.fromkeys(body.groups_names):
-        is_allowed = access.may(AclOperation.DELETE, ResourceType.GROUP, group_id)
-        error_codes[group_id] = (
-            node.groups.delete_error(group_id) if is_allowed else ErrorCode.group_authorization_failed
-        )
-        if not error_codes[group_id]:
-            records += node.groups.decide_delete(group_id)
+        shard = node.group_shards.of(group_id)
+        refusal = group_refusal(node, request, group_id, AclOperation.DELETE)
+        error_codes[group_id] = refusal or shard.groups.delete_error(group_id)
+        if not refusal:
+            group_ids, records = deleted.setdefault(shard, ([], []))
+            group_ids.append(group_id)
+            records += () if error_codes[group_id] else shard.groups.decide_delete(group_id)
+    left = len(deleted) + 1
 
-    def respond(refusal: ErrorCode) -> None:
-        request.respond(
-            results=[
-                {"group_id": group_id, "error_code": _delete_error(refusal, error_code)}
-                for group_id, error_code in error_codes.items()
-            ]
-        )
+    def end(group_ids: Sequence[str], error_code: ErrorCode) -> None:
+        nonlocal left
+        left -= 1
+        for group_id in group_ids:
+            error_codes[group_id] = error_code or error_codes[group_id]
+        if not left:
+            results = [{"group_id": group_id, "error_code": code} for group_id, code in error_codes.items()]
+            request.respond(results=results)
 
     # The response waits until the absence of a group is durable, as with every other result.
-    node.group_requests.record(records, respond)
-
-
-def _delete_error(refusal: ErrorCode, error_code: ErrorCode) -> ErrorCode:
-    """Return the error of one group; a missing permission comes before the coordinator's refusal."""
-    return error_code if error_code == ErrorCode.group_authorization_failed else refusal or error_code
+    for shard, (group_ids, records) in deleted.items():
+        shard.record(records, partial(end, group_ids))
+    end((), ErrorCode.none)
 
 
 HANDLERS = {

@@ -1,9 +1,11 @@
 """APIs of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
+from onceflow.broker.groups.requests import GroupRequests
 from onceflow.broker.handlers.groups import group_refusal, instance_id_of
 from onceflow.broker.handlers.sliced_responses import Element, Send, at_once, once_durable, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
@@ -34,7 +36,8 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     access = node.access(request)
     error_code = group_refusal(node, request, body.group_id)
     is_group_allowed = error_code != ErrorCode.group_authorization_failed
-    error_code = error_code or node.groups.commit_error(
+    groups = node.group_shards.of(body.group_id)
+    error_code = error_code or groups.groups.commit_error(
         body.group_id, body.member_id, body.generation_id_or_member_epoch, instance_id_of(body)
     )
     retention_ms = _retention_ms(body)
@@ -54,7 +57,7 @@ def handle_offset_commit(node: Node, request: Request) -> None:
         request.respond(topics=_errors_by_topic(results, failure))
 
     if records:
-        node.group_requests.record(records, respond)
+        groups.record(records, respond)
     else:
         respond()
 
@@ -105,10 +108,18 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
     is_stable = getattr(body, "require_stable", False)
     access = node.access(request)
 
+    shards: set[GroupRequests] = set()
+
     def respond(failure: ErrorCode, when_built: Callable[[Send], None]) -> None:
         def error_of(group: Any) -> ErrorCode:
-            is_allowed = access.may(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id)
-            return failure if is_allowed else ErrorCode.group_authorization_failed
+            if not access.may(AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id):
+                return ErrorCode.group_authorization_failed
+            shard = node.group_shards.of(group.group_id)
+            if not failure and shard.error_code:
+                request.reply.count_error(shard.error_code)
+            elif not failure:
+                shards.add(shard)
+            return failure or shard.error_code
 
         def offsets_of(group: Any, error_code: ErrorCode) -> Offsets:
             if error_code == ErrorCode.group_authorization_failed and request.version >= ERROR_FROM_OFFSET_FETCH:
@@ -138,16 +149,13 @@ def handle_offset_fetch(node: Node, request: Request) -> None:
         request.reply.count_error(error_code)
         respond(error_code, at_once)
 
-    refusal = node.group_requests.error_code
-    if refusal:
-        refuse(refusal)
-    else:
-        respond(ErrorCode.none, once_durable(node.group_requests.settle_in_time, refuse))
+    respond(ErrorCode.none, once_durable(partial(node.group_shards.settle_in_time, shards), refuse))
 
 
 def _offsets(node: Node, access: Access, group_id: str, asked_topics: Any, *, is_stable: bool) -> Offsets:
     """Return a group's offsets; a list of all leaves out topics that the client may not describe."""
-    group = node.groups.groups.get(group_id)
+    groups = node.group_shards.of(group_id).groups
+    group = groups.groups.get(group_id)
     offsets = group.offsets if group is not None else {}
     wanted: Iterable[tuple[str, Iterable[int]]]
     if asked_topics is None:
@@ -159,7 +167,7 @@ def _offsets(node: Node, access: Access, group_id: str, asked_topics: Any, *, is
         ]
     else:
         wanted = [(topic.name, topic.partition_indexes) for topic in asked_topics]
-    unstable = node.groups.pending.of_group(group_id) if is_stable else frozenset()
+    unstable = groups.pending.of_group(group_id) if is_stable else frozenset()
 
     def offset_of(topic: str, index: int) -> Offset:
         if (topic, index) in unstable:
@@ -215,7 +223,8 @@ def handle_offset_delete(node: Node, request: Request) -> None:
     body = request.decode()
     access = node.access(request)
     refusal = group_refusal(node, request, body.group_id, AclOperation.DELETE)
-    refusal = refusal or node.groups.offset_delete_error(body.group_id)
+    groups = node.group_shards.of(body.group_id)
+    refusal = refusal or groups.groups.offset_delete_error(body.group_id)
     if refusal:
         request.respond(error_code=refusal, topics=[])
         return
@@ -227,7 +236,7 @@ def handle_offset_delete(node: Node, request: Request) -> None:
         for entry in topic.partitions
     ]
     known = {place for place in places if node.has_partition(*place)}
-    records, error_codes = node.groups.decide_delete_offsets(body.group_id, places, known)
+    records, error_codes = groups.groups.decide_delete_offsets(body.group_id, places, known)
     refused = ErrorCode.topic_authorization_failed
     results: PartitionErrors = [
         (
@@ -244,7 +253,7 @@ def handle_offset_delete(node: Node, request: Request) -> None:
         topics = [] if error_code else _errors_by_topic(results, ErrorCode.none)
         request.respond(error_code=error_code, topics=topics)
 
-    node.group_requests.record(records, respond)
+    groups.record(records, respond)
 
 
 HANDLERS = {

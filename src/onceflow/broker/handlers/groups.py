@@ -1,11 +1,14 @@
 """APIs of group members: requests of any version become the coordinator's values, its results become responses."""
 
+from collections.abc import Callable
 from typing import Any
 
+from onceflow.broker.config import Endpoint
 from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, SyncRequest
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
+from onceflow.broker.topics.internal import partition_of
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from onceflow.wire import apis
 from onceflow.wire.acls import AclOperation, ResourceType
@@ -18,47 +21,73 @@ KEY_RESOURCES = {
     KEY_TYPE_TRANSACTION: (ResourceType.TRANSACTIONAL_ID, ErrorCode.transactional_id_authorization_failed),
 }
 """Key type of FindCoordinator → type of the resource, and its error without permission."""
+COORDINATORS_TOPICS = {KEY_TYPE_GROUP: GROUP_OFFSETS_TOPIC, KEY_TYPE_TRANSACTION: TRANSACTION_STATE_TOPIC}
+"""Key type → topic in a cluster whose leaders are the coordinators."""
 KNOWN_MEMBER_ID_FROM = 4
 NULLABLE_PROTOCOL_FROM = 7
 SKIP_ASSIGNMENT_FROM = 9
 LEAVING_MEMBERS_FROM = 3
 PROTOCOL_NAMED_FROM = 5
 BATCHED_FROM_FIND_COORDINATOR = 4
+NAMED_GROUPS = (apis.JOIN_GROUP, apis.SYNC_GROUP, apis.HEARTBEAT, apis.LEAVE_GROUP, apis.OFFSET_DELETE)
+"""APIs for which the group id may not be empty."""
 NO_ERROR = "NONE"
 """Message of Kafka's FindCoordinatorResponse without an error."""
 
 
 def handle_find_coordinator(node: Node, request: Request) -> None:
-    """Serve one FindCoordinator request: one broker is the coordinator of every group, one of every transaction."""
+    """Serve one FindCoordinator request: without a cluster this broker coordinates all."""
     body = request.decode()
     is_batched = request.version >= BATCHED_FROM_FIND_COORDINATOR
     keys = body.coordinator_keys if is_batched else (body.key,)
     key_type = getattr(body, "key_type", KEY_TYPE_GROUP)
-    here = _coordinator(node, request, key_type, "" if is_batched else NO_ERROR)
+    message = "" if is_batched else NO_ERROR
     if key_type in KEY_RESOURCES:
         resource_type, refusal = KEY_RESOURCES[key_type]
         access = node.access(request)
         nowhere = _no_coordinator(refusal, "" if is_batched else f"{resource_type.spelled} authorization failed.")
-        coordinators = [here if access.may(AclOperation.DESCRIBE, resource_type, key) else nowhere for key in keys]
+        allowed = {key for key in keys if access.may(AclOperation.DESCRIBE, resource_type, key)}
+        find = _coordinators(node, request, key_type, message) if allowed else None
+        coordinators = [find(key) if find is not None and key in allowed else nowhere for key in keys]
     else:
         message = f"key type {key_type} is not supported: only groups (0) and transactions (1) have a coordinator"
         coordinators = [_no_coordinator(ErrorCode.invalid_request, message)] * len(keys)
     request.respond(
-        **(here if is_batched else coordinators[0]),
+        **(_here(node, request, message) if is_batched else coordinators[0]),
         coordinators=[{**coordinator, "key": key} for key, coordinator in zip(keys, coordinators, strict=True)],
     )
 
 
-def _coordinator(node: Node, request: Request, key_type: int, message: str) -> dict[str, Any]:
-    """Return the coordinator: this broker, or in a cluster the leader of the coordinators' topic."""
-    broker_id, address = node.node_id, request.endpoint
-    if node.cluster is not None:
-        topic = GROUP_OFFSETS_TOPIC if key_type == KEY_TYPE_GROUP else TRANSACTION_STATE_TOPIC
-        leader = node.cluster.view.leader(topic, 0)
-        reachable = None if leader is None else leader.address(address.listener)
-        if leader is None or reachable is None:
-            return _no_coordinator(ErrorCode.coordinator_not_available, "The coordinator is not available.")
-        broker_id, address = leader.broker_id, reachable
+def _coordinators(node: Node, request: Request, key_type: int, message: str) -> Callable[[str], dict[str, Any]]:
+    """Return a function of a key to its coordinator: this broker, or in a cluster the leader of the key's partition.
+
+    The topic is created if it does not exist yet (KafkaApis.getCoordinator).
+    """
+    if node.cluster is None:
+        here = _here(node, request, message)
+        return lambda _key: here
+    view, topic = node.cluster.view, COORDINATORS_TOPICS[key_type]
+    unavailable = _no_coordinator(ErrorCode.coordinator_not_available, "The coordinator is not available.")
+    if not view.has_topic(topic):
+        node.create_state_topic(topic)
+        return lambda _key: unavailable
+    partition_count = node.state_partition_count(topic)
+
+    def find(key: str) -> dict[str, Any]:
+        leader = view.leader(topic, partition_of(key, partition_count))
+        address = None if leader is None else leader.address(request.endpoint.listener)
+        if leader is None or address is None:
+            return unavailable
+        return _found(leader.broker_id, address, message)
+
+    return find
+
+
+def _here(node: Node, request: Request, message: str) -> dict[str, Any]:
+    return _found(node.node_id, request.endpoint, message)
+
+
+def _found(broker_id: int, address: Endpoint, message: str) -> dict[str, Any]:
     return {
         "error_code": ErrorCode.none,
         "error_message": message,
@@ -75,10 +104,13 @@ def _no_coordinator(error_code: ErrorCode, message: str) -> dict[str, Any]:
 def group_refusal(
     node: Node, request: Request, group_id: str, operation: AclOperation = AclOperation.READ
 ) -> ErrorCode:
-    """Return the error of a request for a group without permission, or while no group can be served."""
+    """Return the error of a request for a group without permission, or that its coordinator cannot serve now."""
     if not node.access(request).may(operation, ResourceType.GROUP, group_id):
         return ErrorCode.group_authorization_failed
-    return node.group_requests.error_code
+    if not group_id and request.header.api.key in NAMED_GROUPS:
+        # Kafka's validateGroupStatus checks the name first.
+        return ErrorCode.invalid_group_id
+    return node.group_shards.of(group_id).error_code
 
 
 def handle_join(node: Node, request: Request) -> None:
@@ -106,7 +138,8 @@ def handle_join(node: Node, request: Request) -> None:
         is_unauthorized = refusal == ErrorCode.group_authorization_failed
         respond(JoinResponse(refusal, "" if is_unauthorized else body.member_id))
     else:
-        node.group_requests.execute(node.groups.join(_join_request(request, body), respond))
+        groups = node.group_shards.of(body.group_id)
+        groups.execute(groups.groups.join(_join_request(request, body), respond))
 
 
 def _join_request(request: Request, body: Any) -> JoinRequest:
@@ -167,7 +200,8 @@ def handle_sync(node: Node, request: Request) -> None:
         assignments,
         instance_id_of(body),
     )
-    node.group_requests.execute(node.groups.sync(wanted, respond))
+    groups = node.group_shards.of(body.group_id)
+    groups.execute(groups.groups.sync(wanted, respond))
 
 
 def handle_heartbeat(node: Node, request: Request) -> None:
@@ -177,7 +211,8 @@ def handle_heartbeat(node: Node, request: Request) -> None:
     if error_code == ErrorCode.coordinator_load_in_progress:
         error_code = ErrorCode.none
     elif error_code == ErrorCode.none:
-        error_code = node.groups.heartbeat(body.group_id, body.member_id, body.generation_id, instance_id_of(body))
+        groups = node.group_shards.of(body.group_id).groups
+        error_code = groups.heartbeat(body.group_id, body.member_id, body.generation_id, instance_id_of(body))
     request.respond(error_code=error_code)
 
 
@@ -189,12 +224,11 @@ def handle_leave(node: Node, request: Request) -> None:
         Leaving(member.member_id, instance_id_of(member)) for member in (body.members if has_members else (body,))
     ]
     refusal = group_refusal(node, request, body.group_id)
-    if not body.group_id and refusal != ErrorCode.group_authorization_failed:
-        refusal = ErrorCode.invalid_group_id
     if refusal:
         request.respond(error_code=refusal, members=[])
         return
-    error_codes, outcome = node.groups.leave(body.group_id, leaving)
+    groups = node.group_shards.of(body.group_id)
+    error_codes, outcome = groups.groups.leave(body.group_id, leaving)
 
     def respond(refusal: ErrorCode = ErrorCode.none) -> None:
         request.respond(
@@ -207,7 +241,7 @@ def handle_leave(node: Node, request: Request) -> None:
 
     outcome.responses.append(respond)
     outcome.refusals.append(respond)
-    node.group_requests.execute(outcome)
+    groups.execute(outcome)
 
 
 HANDLERS = {

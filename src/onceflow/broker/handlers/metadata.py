@@ -84,7 +84,7 @@ def handle_metadata(node: Node, request: Request) -> None:
 
     if missing and not node.metadata.is_controller:
         assert node.cluster is not None
-        node.cluster.forwarder.create([topic.name for topic in missing])
+        node.cluster.forwarder.create(missing)
         missing = []
     if missing:
         charge = mutation_charge(node, request, ALWAYS_STRICT)
@@ -108,7 +108,7 @@ def _creatable(node: Node, access: Access, body: Any) -> tuple[list[NewTopic], d
         for name in wanted
         if not (may_create or access.may(AclOperation.CREATE, ResourceType.TOPIC, name))
     }
-    return [NewTopic(name, -1) for name in wanted if name not in refused and is_legal_name(name)], refused
+    return [NewTopic(name, -1, -1) for name in wanted if name not in refused and is_legal_name(name)], refused
 
 
 def _may_describe(access: Access, name: str) -> bool:

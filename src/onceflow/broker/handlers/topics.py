@@ -53,7 +53,7 @@ def handle_create(node: Node, request: Request) -> None:
 
     def sort() -> Iterator[int]:
         for topic in once:
-            if topic.name in INTERNAL_TOPICS and topic.name not in node.topics.by_name:
+            if topic.name in INTERNAL_TOPICS and topic.name not in node.topics.by_name and node.cluster is None:
                 message = f"Creation of internal topic {topic.name} is prohibited."
                 results.append(_refusal(topic.name, ErrorCode.invalid_request, message))
             elif not (may_create_all or access.may(AclOperation.CREATE, ResourceType.TOPIC, topic.name)):

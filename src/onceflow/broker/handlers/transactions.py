@@ -27,7 +27,6 @@ FENCED_FROM = 2
 """First versions with PRODUCER_FENCED; earlier ones get INVALID_PRODUCER_EPOCH instead."""
 PartitionErrors = Sequence[tuple[str, Iterable[tuple[int, ErrorCode]]]]
 """(topic, errors by partition)."""
-GROUP_OFFSETS = (GROUP_OFFSETS_TOPIC, 0)
 
 
 def handle_init_producer_id(node: Node, request: Request) -> None:
@@ -216,7 +215,11 @@ def handle_add_offsets(node: Node, request: Request) -> None:
     if refusal:
         respond(refusal)
     else:
-        node.transactions.add(_producer(body), frozenset({GROUP_OFFSETS}), respond)
+        node.transactions.add(_producer(body), frozenset({_partition_of_group(node, body.group_id)}), respond)
+
+
+def _partition_of_group(node: Node, group_id: str) -> TopicPartition:
+    return GROUP_OFFSETS_TOPIC, node.group_shards.partition_of(group_id)
 
 
 def handle_end(node: Node, request: Request) -> None:
@@ -272,28 +275,48 @@ def handle_offset_commit(node: Node, request: Request) -> None:
             ]
         )
 
-    refusal = _offset_commit_refusal(node, body) if records else ErrorCode.none
-    if refusal:
-        # A producer that was fenced in a response must remain fenced after a crash.
-        node.transactions.when_synced(lambda error_code: respond(error_code or refusal))
-    elif not records:
-        respond(refusal)
+    def record(code: ErrorCode) -> None:
+        # Kafka's group coordinator uses another code than a partition's leader.
+        unverified = ErrorCode.coordinator_not_available if code is ErrorCode.not_enough_replicas else code
+        refusal = unverified or _offset_commit_refusal(node, body)
+        if refusal:
+            # A producer that was fenced in a response must remain fenced after a crash.
+            node.transactions.when_synced(lambda error_code: respond(error_code or refusal))
+        else:
+            groups = node.group_shards.of(body.group_id)
+            groups.record_transactional(body.producer_id, body.producer_epoch, records, respond)
+
+    if not records:
+        respond(ErrorCode.none)
     else:
-        node.group_requests.record_transactional(body.producer_id, body.producer_epoch, records, respond)
+        _when_verified(node, body, record)
+
+
+def _when_verified(node: Node, body: Any, verified: Callable[[ErrorCode], None]) -> None:
+    """Call `verified` with the error of the transaction's coordinator, which may be another broker, or `none`."""
+    place = _partition_of_group(node, body.group_id)
+    partition = node.partitions.get(*place)
+    is_here = node.transactions.is_here(body.transactional_id)
+    if is_here and body.group_id and not node.group_shards.of(body.group_id).is_elsewhere:
+        verified(node.transactions.check_produce(body.producer_id, body.producer_epoch, body.transactional_id, *place))
+    elif (
+        node.cluster is not None
+        and partition is not None
+        and node.cluster.verifications.is_needed(partition, body.producer_id, is_coordinated_here=is_here)
+    ):
+        claim = (body.transactional_id, body.producer_id, body.producer_epoch, *place)
+        node.cluster.verifications.verify(partition, claim, verified)
+    else:
+        verified(ErrorCode.none)
 
 
 def _offset_commit_refusal(node: Node, body: Any) -> ErrorCode:
     if not body.group_id:
         return ErrorCode.invalid_group_id
-    if node.group_requests.error_code is ErrorCode.not_coordinator:
+    groups = node.group_shards.of(body.group_id)
+    if groups.is_elsewhere:
         return ErrorCode.not_coordinator
-    refusal = node.transactions.check_produce(
-        body.producer_id, body.producer_epoch, body.transactional_id, *GROUP_OFFSETS
-    )
-    if refusal is ErrorCode.not_enough_replicas:
-        # Kafka's group coordinator uses this code.
-        return ErrorCode.coordinator_not_available
-    return refusal or node.groups.transactional_commit_error(
+    return groups.groups.transactional_commit_error(
         body.group_id,
         getattr(body, "member_id", ""),
         getattr(body, "generation_id", -1),

@@ -116,9 +116,9 @@ class Gathering:
         self.snapshot.values |= {"offline_partitions": offline, "under_replicated_partitions": under_replicated}
 
     def _groups(self) -> Iterator[int]:
-        groups = self._node.groups.groups
+        shards = self._node.group_shards
         listed = 0
-        for group_id, group in list(islice(groups.items(), GROUP_SERIES_MAX)):
+        for group in list(islice(shards.groups(), GROUP_SERIES_MAX)):
             if len(self.snapshot.lags) >= GROUP_SERIES_MAX:
                 break
             lags: dict[str, int] = {}
@@ -129,11 +129,11 @@ class Gathering:
                 yield 1
             left = GROUP_SERIES_MAX - len(self.snapshot.lags)
             self.snapshot.lags += [
-                GroupLag(group_id, topic, messages) for topic, messages in islice(lags.items(), left)
+                GroupLag(group.group_id, topic, messages) for topic, messages in islice(lags.items(), left)
             ]
             listed += len(lags) <= left
             yield 1
-        self.snapshot.values |= {"groups": len(groups), "groups_left_out": max(0, len(groups) - listed)}
+        self.snapshot.values |= {"groups": shards.count(), "groups_left_out": max(0, shards.count() - listed)}
 
     def _totals(self) -> None:
         node, usage = self._node, self.snapshot.usage

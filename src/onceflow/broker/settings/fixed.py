@@ -10,12 +10,10 @@ _ONE_PARTITION = "one partition suffices: all state is on this broker, and one f
 _PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are converted by keytool and openssl"
 
 FIXED: dict[str, tuple[str, str]] = {
-    "offsets.topic.replication.factor": ("1", _ONE_BROKER),
     "transaction.state.log.replication.factor": ("1", _ONE_BROKER),
     "transaction.state.log.min.isr": ("1", _ONE_BROKER),
     "share.coordinator.state.topic.replication.factor": ("1", _ONE_BROKER),
     "share.coordinator.state.topic.min.isr": ("1", _ONE_BROKER),
-    "offsets.topic.num.partitions": ("1", _ONE_PARTITION),
     "transaction.state.log.num.partitions": ("1", _ONE_PARTITION),
     "compression.type": ("producer", "batches stay as their producer compressed them"),
     "group.coordinator.rebalance.protocols": ("classic", "groups use the classic protocol"),
@@ -55,12 +53,10 @@ _TYPES: dict[int, tuple[str, ...]] = {
         "log.roll.jitter.hours",
         "max.incremental.fetch.session.cache.slots",
         "offsets.topic.compression.codec",
-        "offsets.topic.num.partitions",
         "transaction.state.log.min.isr",
         "transaction.state.log.num.partitions",
     ),
     4: (
-        "offsets.topic.replication.factor",
         "share.coordinator.state.topic.min.isr",
         "share.coordinator.state.topic.replication.factor",
         "transaction.state.log.replication.factor",

@@ -1,6 +1,11 @@
 """Settings of a cluster's replicas, their leaders and followers."""
 
-from onceflow.broker.settings.kinds import BOOLEAN, INT32_MAX, INT64_MAX, Whole
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.settings.kinds import BOOLEAN, INT32_MAX, INT64_MAX, SettingRefused, Whole
 from onceflow.broker.settings.setting import Setting
 
 REPLICATION = (
@@ -117,3 +122,20 @@ REPLICATION = (
         "Maximum time that a follower waits for a response; longer than `replica.fetch.wait.max.ms`.",
     ),
 )
+
+OF_CLUSTERS: dict[str, tuple[str, int]] = {
+    "offsets.topic.num.partitions": ("offsets_topic_partitions", 50),
+    "offsets.topic.replication.factor": ("offsets_topic_replication_factor", 3),
+}
+"""Name → field and default, Kafka's, of settings that are 1 without `zookeeper.connect`."""
+
+
+def with_cluster_defaults(config: BrokerConfig, given: Collection[str]) -> BrokerConfig:
+    """Return the configuration with the defaults of a cluster. Raises SettingRefused for its settings without one."""
+    if config.zookeeper_connect is None:
+        for name, (field, _default) in OF_CLUSTERS.items():
+            if getattr(config, field) != 1:
+                raise SettingRefused(f"{name}={getattr(config, field)}: must be 1, since there is one broker")
+        return config
+    defaults: dict[str, Any] = {field: default for name, (field, default) in OF_CLUSTERS.items() if name not in given}
+    return replace(config, **defaults)

@@ -25,6 +25,7 @@ from onceflow.broker.settings.listener_settings import (
     without_prefix,
 )
 from onceflow.broker.settings.properties import parse_properties
+from onceflow.broker.settings.replication import with_cluster_defaults
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import SETTINGS
 from onceflow.log.config import LogConfig
@@ -81,7 +82,7 @@ def resolve(*sources: Source) -> Resolved:
         raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
     given = {name: text for source in sources for name, text in source.given.items()}
     without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
-    config = with_own_settings(_config(values), overrides)
+    config = with_cluster_defaults(with_own_settings(_config(values), overrides), given)
     check_listeners(config)
     check_inter_broker_listener(config, given)
     check_address_limits(config)

@@ -460,6 +460,20 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(MIB, INT32_MAX),
             "Maximum size of a segment file of __consumer_offsets. Small segments are compacted sooner.",
         ),
+        Setting(
+            "offsets.topic.num.partitions",
+            "offsets_topic_partitions",
+            Whole(1, 1000),
+            "Number of partitions of __consumer_offsets, whose leaders coordinate the groups. With `zookeeper.connect`"
+            " the default is 50; without it there is one.",
+        ),
+        Setting(
+            "offsets.topic.replication.factor",
+            "offsets_topic_replication_factor",
+            Whole(1, 32767),
+            "Number of replicas of __consumer_offsets. With `zookeeper.connect` the default is 3, and groups have no"
+            " coordinator until that number of brokers is registered; without it there is one.",
+        ),
     ),
     "Transactions": (
         Setting(

@@ -55,6 +55,16 @@ class Replica(Protocol):
         """Record a follower's fetch; return whether the broker is a replica."""
 
 
+class Role(Protocol):
+    """Interface of what a broker does, besides serving it, with a partition that it leads in a cluster."""
+
+    def begin(self, partition: "Partition") -> None:
+        """React to the begin of leadership, before the partition is served."""
+
+    def end(self, partition: "Partition") -> None:
+        """React to the end of leadership, or the partition's deletion, before waiting requests get an error."""
+
+
 class Partition:
     """One partition: its log, the responses that wait for its next sync, and the fetches that wait for its data."""
 
@@ -194,6 +204,8 @@ class Partitions:
         """Partitions with a log here that this broker does not lead."""
         self.is_elsewhere: Callable[[str, int], bool] = lambda _topic, _index: False
         """Whether another broker of the cluster may serve a partition."""
+        self.roles: dict[str, Role] = {}
+        """Coordinators of the partitions of internal topics, by topic, in a cluster."""
 
     def __iter__(self) -> Iterator[Partition]:
         for partitions in self._by_topic.values():
@@ -241,6 +253,8 @@ class Partitions:
             hosted.leader_epoch = leader_epoch
         partition = self._not_led.pop((topic, index), None)
         if partition is not None:
+            if topic in self.roles:
+                self.roles[topic].begin(partition)
             partitions = self._by_topic.setdefault(topic, [])
             partitions += [None] * (index + 1 - len(partitions))
             partitions[index] = partition
@@ -251,7 +265,12 @@ class Partitions:
         if partition is not None:
             self._by_topic[topic][index] = None
             self._not_led[topic, index] = partition
+            self._end_role(partition)
             partition.fail(ErrorCode.not_leader_or_follower)
+
+    def _end_role(self, partition: Partition) -> None:
+        if partition.topic in self.roles:
+            self.roles[partition.topic].end(partition)
 
     def of_topic(self, topic: str) -> Sequence[Partition]:
         """Return the open partitions of a topic in their order."""
@@ -272,7 +291,9 @@ class Partitions:
     def withdraw(self, topic: str) -> list[Partition]:
         """Remove a topic; its waiting requests get UNKNOWN_TOPIC_OR_PARTITION."""
         withdrawn = list(self.of_topic(topic))
-        self._by_topic.pop(topic, None)
+        for partition in self._by_topic.pop(topic, ()):
+            if partition is not None:
+                self._end_role(partition)
         for partition in withdrawn:
             self._not_led.pop((topic, partition.index), None)
             partition.fail(ErrorCode.unknown_topic_or_partition)

@@ -1,4 +1,10 @@
-"""A partition that holds the broker's own state: appended record by record, replayed as a whole at start."""
+"""A partition that holds a coordinator's state: appended record by record, replayed as a whole.
+
+Without a cluster it is replayed at start. In a cluster it is replayed when the broker becomes the partition's leader,
+up to the log's end: what a former leader appended there is this leader's, and gets to the other replicas (Kafka's
+GroupMetadataManager.doLoadGroupsAndOffsets). A change is acted on in memory when it is appended, and shown to clients
+when all in-sync replicas have it (`when_synced`).
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -6,6 +12,7 @@ from typing import NamedTuple
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.log.clock import Clock
+from onceflow.log.errors import LogError
 from onceflow.wire.batch import BatchHeader, Record, batches, decode_batch, encode_batch
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.markers import Marker, decode_marker
@@ -14,6 +21,18 @@ READ_BYTES = 1024 * 1024
 NO_PRODUCER = -1
 
 KeyValue = tuple[bytes | None, bytes | None]
+
+
+class TooFewReplicas(LogError):
+    """Fewer replicas are in sync than `min.insync.replicas`; nothing was appended."""
+
+    error_code = ErrorCode.not_enough_replicas
+
+
+class NotLeading(LogError):
+    """Another broker leads the partition now, or will; nothing was appended."""
+
+    error_code = ErrorCode.not_leader_or_follower
 
 
 class StateBatch(NamedTuple):
@@ -34,6 +53,11 @@ class StateLog:
         self.partition = partition
         self._clock = clock
         self._group_commit = group_commit
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Append nothing more: this broker leads the partition no longer."""
+        self._is_closed = True
 
     @property
     def size_bytes(self) -> int:
@@ -51,8 +75,9 @@ class StateLog:
 
         With a producer id the batch belongs to that producer's transaction and has no sequence, as Kafka's own
         coordinators write it. `from_reserve` is for records that delete or end something: on a full disk no others are
-        appended. Raises LogError.
+        appended. Raises LogError, among them TooFewReplicas and NotLeading.
         """
+        self._require_replicas()
         now_ms = self._clock.now_ms()
         records = [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(entries)]
         batch = encode_batch(
@@ -68,14 +93,28 @@ class StateLog:
     def append_marker(
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None = None
     ) -> None:
-        """End the producer's transaction in this log. Raises LogError."""
+        """End the producer's transaction in this log; without `coordinator_epoch`, as this broker's own coordinator.
+
+        Raises LogError, as `append` does.
+        """
+        self._require_replicas()
         self.partition.log.append_marker(
             producer_id, producer_epoch, commit=commit, coordinator_epoch=coordinator_epoch
         )
         self._group_commit.request(self.partition)
 
+    def _require_replicas(self) -> None:
+        if self._is_closed:
+            raise NotLeading(f"another broker leads {self.partition}")
+        replica = self.partition.replica
+        if replica is not None and replica.refusal():
+            raise TooFewReplicas(f"{self.partition}: fewer replicas are in sync than min.insync.replicas")
+
     def when_synced(self, synced: Synced) -> None:
-        """Call `synced` once everything in the log now is durable."""
+        """Call `synced` once everything in the log now is durable, on all in-sync replicas.
+
+        Or with an error: NOT_LEADER_OR_FOLLOWER when another broker becomes the leader before that.
+        """
         self.partition.when_synced(self.partition.log.log_end_offset, synced)
 
     def records(self) -> Iterator[Record]:
@@ -84,11 +123,11 @@ class StateLog:
             yield from batch.records
 
     def batches(self, read_bytes: int = READ_BYTES) -> Iterator[StateBatch]:
-        """Yield every batch of the log in order; about `read_bytes` are read at a time."""
+        """Yield every batch up to the log's end, in order; about `read_bytes` are read at a time."""
         log = self.partition.log
         offset = log.log_start_offset
-        while offset < log.high_watermark:
-            piece = log.visible.read(offset, read_bytes)
+        while offset < log.log_end_offset:
+            piece = log.visible.read_beyond(offset, read_bytes, at_least_one_batch=True)
             if piece is None:
                 return
             data = piece.read()

@@ -7,6 +7,9 @@ The leader of a partition coordinates the keys in it: groups in `__consumer_offs
 import sys
 from array import array
 
+from onceflow.broker.config import BrokerConfig
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic
+
 _INT32 = 2**32
 _INT32_MIN = -(2**31)
 
@@ -28,3 +31,21 @@ def java_hash(text: str) -> int:
     for unit in units:
         value = (31 * value + unit) % _INT32
     return value - _INT32 if value >= -_INT32_MIN else value
+
+
+def new_internal_topic(name: str, config: BrokerConfig) -> NewTopic:
+    """Return an internal topic to create, with Kafka's configurations (AutoTopicCreationManager.creatableTopic)."""
+    counts = {
+        GROUP_OFFSETS_TOPIC: (config.offsets_topic_partitions, config.offsets_topic_replication_factor),
+        TRANSACTION_STATE_TOPIC: (1, 1),
+    }
+    segment_bytes = {
+        GROUP_OFFSETS_TOPIC: config.offsets_topic_segment_bytes,
+        TRANSACTION_STATE_TOPIC: config.transaction_log_segment_bytes,
+    }
+    configs = {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": str(segment_bytes[name]),
+    }
+    return NewTopic(name, *counts[name], configs)

@@ -147,10 +147,15 @@ class TopicLogs:
 
     def config_of(self, topic: Topic) -> LogConfig:
         """Return the configuration of the topic's logs."""
-        if topic.name == GROUP_OFFSETS_TOPIC:
-            return replace(STATE_LOG_CONFIG, segment_bytes=self._config.offsets_topic_segment_bytes)
         if topic.is_internal:
-            return replace(STATE_LOG_CONFIG, segment_bytes=self._config.transaction_log_segment_bytes)
+            of_groups = topic.name == GROUP_OFFSETS_TOPIC
+            return replace(
+                STATE_LOG_CONFIG,
+                segment_bytes=self._config.offsets_topic_segment_bytes
+                if of_groups
+                else self._config.transaction_log_segment_bytes,
+                min_insync_replicas=self._config.log.min_insync_replicas,
+            )
         return log_config(self._config.log, topic.configs)
 
     def reconfigure(self, topic: Topic) -> None:

@@ -20,6 +20,11 @@ from onceflow.wire.markers import ProducerMarker
 logger = logging.getLogger(__name__)
 
 Respond = Callable[[ErrorCode], None]
+_OF_MARKERS = {
+    ErrorCode.coordinator_not_available: ErrorCode.kafka_storage_error,
+    ErrorCode.not_coordinator: ErrorCode.not_leader_or_follower,
+}
+"""Error of the groups → that of WriteTxnMarkers, after which Kafka's coordinator sends the marker again."""
 Marked = Callable[[bool], None]
 """Called with true if the partition needs no marker any more, with false if it must be marked again later."""
 WhenTopicsSynced = Callable[[Respond], None]
@@ -30,7 +35,8 @@ class GroupOffsets(Protocol):
 
     @property
     def error_code(self) -> ErrorCode:
-        """`COORDINATOR_NOT_AVAILABLE` if their log cannot be written until the next start."""
+        """`COORDINATOR_NOT_AVAILABLE` if their log cannot be written until the next start, `NOT_COORDINATOR` if it is
+        another broker's."""
         ...
 
     def complete_transaction(
@@ -101,7 +107,7 @@ class LocalParticipants:
         self,
         partitions: Partitions,
         group_commit: GroupCommit,
-        groups: GroupOffsets,
+        groups: Callable[[int], GroupOffsets],
         when_topics_synced: WhenTopicsSynced,
     ) -> None:
         self._partitions = partitions
@@ -159,12 +165,15 @@ class LocalParticipants:
         producer = marker.producer_id, marker.producer_epoch
         epoch = marker.coordinator_epoch
         if partition.topic == GROUP_OFFSETS_TOPIC:
-            if self._groups.error_code is ErrorCode.coordinator_not_available:
-                synced(ErrorCode.kafka_storage_error)
+            groups = self._groups(partition.index)
+            is_postponed = groups.error_code is ErrorCode.coordinator_load_in_progress and partition.replica is not None
+            if groups.error_code in _OF_MARKERS or is_postponed:
+                # In a cluster the marker is sent again.
+                synced(_OF_MARKERS.get(groups.error_code, ErrorCode.not_enough_replicas))
                 return
-            self._groups.complete_transaction(*producer, commit=marker.commit, coordinator_epoch=epoch)
+            groups.complete_transaction(*producer, commit=marker.commit, coordinator_epoch=epoch)
             # Not the partition's sync: while the groups are loading, the marker is not in the log yet.
-            self._groups.when_synced(synced)
+            groups.when_synced(lambda code: synced(_OF_MARKERS.get(code, code)))
         else:
             partition.log.append_marker(*producer, commit=marker.commit, coordinator_epoch=epoch, by_client=by_client)
             self._group_commit.flush(partition, marker)

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """Delay before a marker that could not be written is written again: the disk may have been full."""
+_NO_MARKER = (ErrorCode.coordinator_not_available, ErrorCode.not_coordinator)
+"""Errors of the groups while their log takes no marker; logged when it failed."""
 ENDED_AT_ONCE = 100
 """Timed-out transactions, or expired ids, handled in one turn of the loop; the rest follows in the next tick."""
 
