@@ -19,6 +19,7 @@ from onceflow.broker.network.response_cache import ResponseCache
 from onceflow.broker.network.throttling import Throttling
 from onceflow.broker.security.acls import Acls
 from onceflow.broker.security.authorizer import FULL_ACCESS, Access, Authorizer
+from onceflow.broker.security.client_quotas import ClientQuotas
 from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from onceflow.broker.cluster.participants import ClusterParticipants
     from onceflow.broker.cluster.registry import Registry
     from onceflow.broker.cluster.replication import Replication
+    from onceflow.broker.cluster.security import SecurityState
     from onceflow.broker.cluster.verification import Verifications
     from onceflow.broker.cluster.view import ClusterView
 
@@ -151,7 +153,8 @@ class Node:
         try:
             cluster_id = config.cluster_id
             if registry is not None:
-                cluster_id = registry.cluster_id(cluster_id, new_id)
+                own_id = DataDirectory.cluster_id_in(config.data, disk or RealDisk())
+                cluster_id = registry.cluster_id(cluster_id, lambda: own_id or new_id())
                 # Before the data directory is touched: a refused broker must not leave one of this cluster.
                 registry.join([config.advertised_for(own) for own in config.listeners], config.listener_protocols)
             reserved = ReservedDisk(disk or RealDisk(), config.data, config.reserve_bytes)
@@ -297,20 +300,10 @@ class Node:
     def _open_metadata(self, registry: "Registry | None") -> MetadataStore:
         """Read the topics from the log of this broker, or from ZooKeeper."""
         if registry is None:
-            return MetadataLog(
-                self.logs.open_metadata(),
-                self.topics,
-                self.acls,
-                self.credentials,
-                self.throttling.quotas,
-                clock=self.clock,
-                group_commit=self.group_commit,
-                disk=self.disk,
-            )
+            return self._open_log(self.topics, self.acls, self.credentials, self.throttling.quotas)
         from onceflow.broker.cluster.metadata import RegistryMetadata
         from onceflow.broker.cluster.security import RegistrySecurity, SecurityState
 
-        self.logs.refuse_metadata_log()
         state = SecurityState(self.acls, self.credentials, self.throttling.quotas)
         metadata = RegistryMetadata(
             registry,
@@ -323,7 +316,28 @@ class Node:
             on_removed=lambda name: self.topic_operations.forget(name),
         )
         metadata.sync()
+        if self.logs.has_metadata:
+            self._move(metadata, state)
         return metadata
+
+    def _open_log(self, topics: Topics, acls: Acls, credentials: Credentials, quotas: ClientQuotas) -> MetadataLog:
+        log, disk = self.logs.open_metadata(), self.disk
+        states = topics, acls, credentials, quotas
+        return MetadataLog(log, *states, clock=self.clock, group_commit=self.group_commit, disk=disk)
+
+    def _move(self, metadata: "RegistryMetadata", state: "SecurityState") -> None:
+        """Move what the data directory has of a broker alone to ZooKeeper."""
+        from onceflow.broker.cluster.moving import check_move, move
+        from onceflow.broker.cluster.security import SecurityState
+
+        own = Topics(self.node_id, self.topics.partition_count_default, self.topics.partitions_max)
+        security = SecurityState(Acls(), Credentials(), ClientQuotas())
+        (partition,) = self._open_log(own, *security).partitions
+        check_move(self.directory.path, own, security, self.topics, metadata)
+        move(self.node_id, own, security, self.topics, state, metadata)
+        partition.log.close()
+        self.logs.delete_metadata(own.deleted_names())
+        logger.info("%d topics of this broker are in ZooKeeper now", len(own.by_name))
 
     def _new_authorizer(self) -> Authorizer | None:
         """Return the configured authorizer; without one every request is allowed."""

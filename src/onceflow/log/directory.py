@@ -88,6 +88,12 @@ class DataDirectory:
             if match is not None:
                 yield match["topic"], int(match["partition"])
 
+    @staticmethod
+    def cluster_id_in(path: Path, disk: Disk) -> str | None:
+        """Return the cluster of a data directory, None if it is new. Raises DataDirectoryRefused, OSError."""
+        meta = path / _META_FILE
+        return _parse_properties(meta, read_file(disk, meta))["cluster.id"] if disk.exists(meta) else None
+
     def delete_partition(self, topic: str, partition: int) -> None:
         """Delete a closed log. Once the rename is durable, the log cannot reappear."""
         path = self.partition_path(topic, partition)

@@ -6,7 +6,6 @@ import pytest
 
 from onceflow.broker.cluster import registry, zookeeper
 from onceflow.broker.cluster.nodes import DamagedNode
-from onceflow.log.errors import DataDirectoryRefused
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
 from onceflow.wire import apis
@@ -183,15 +182,6 @@ def test_damaged_node_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Pa
     tree.write("/config/topics/visits", '{"version":1,"config":{}}')
     with new_broker(tmp_path / "data") as broker:
         assert names_of(broker) == ["visits"]
-
-
-def test_metadata_log_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
-    """The topics of a broker without ZooKeeper would not be served."""
-    with Broker(tmp_path / "data", settings={"cluster.id": "visits-cluster"}):
-        pass
-    tree.write("/cluster/id", '{"version":"1","id":"visits-cluster"}')
-    with pytest.raises(DataDirectoryRefused, match="has the topics of a broker without ZooKeeper"):
-        new_broker(tmp_path / "data").start()
 
 
 def test_producer_ids_come_in_blocks(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:

@@ -314,6 +314,16 @@ class RegistryMetadata:
         self._finished.discard(name)
         released([name])
 
+    @property
+    def has_acls(self) -> bool:
+        """Whether ACLs are stored."""
+        return self._security.has_acls
+
+    def skip_producer_ids(self, first: int) -> None:
+        """Assign no producer id below `first`. Blocks; for the start."""
+        if first:
+            self._registry.reserve_producer_ids(at_least=first)
+
     def when_synced(self, synced: Synced) -> None:
         """Call `synced` once ZooKeeper has the current state of the topics, and this broker leads its partitions.
 

@@ -403,17 +403,22 @@ class Registry:
             for first in range(0, len(paths), DELETIONS_IN_A_WRITE):
                 self.write([Delete(path) for path in paths[first : first + DELETIONS_IN_A_WRITE]])
 
-    def reserve_producer_ids(self, broker_id: int | None = None) -> range:
-        """Reserve a block of producer ids for a broker, or for this one (ZkProducerIdManager)."""
-        return self._repeat(lambda: self._reserve_producer_ids(self.broker_id if broker_id is None else broker_id))
+    def reserve_producer_ids(self, broker_id: int | None = None, *, at_least: int = 0) -> range:
+        """Reserve a block of producer ids for a broker, or for this one (ZkProducerIdManager).
 
-    def _reserve_producer_ids(self, broker_id: int) -> range:
+        None is below `at_least`.
+        """
+        owner = self.broker_id if broker_id is None else broker_id
+        return self._repeat(lambda: self._reserve_producer_ids(owner, at_least))
+
+    def _reserve_producer_ids(self, broker_id: int, at_least: int) -> range:
         for _attempt in range(ATTEMPTS_MAX):
             stored = self.zookeeper.read(nodes.PRODUCER_IDS)
             first = 0
             if stored is not None and stored.value:
                 block = nodes.decode(nodes.ProducerIdsNode, nodes.PRODUCER_IDS, stored.value)
                 first = nodes.decode_number(nodes.PRODUCER_IDS, block.block_end.encode()) + 1
+            first = max(first, at_least)
             end = first + nodes.PRODUCER_IDS_IN_A_BLOCK
             own = nodes.ProducerIdsNode(broker=broker_id, block_start=str(first), block_end=str(end - 1))
             value = nodes.encode(own)

@@ -89,14 +89,14 @@ class RegistrySecurity:
         """`has_acls`: whether the broker has an authorizer; its ACLs are neither read nor created without one."""
         self._registry = registry
         self._acls, self._credentials, self._quotas = state
-        self._has_acls = has_acls
+        self.has_acls = has_acls
         self._lock = threading.Lock()
         self._due = _Due(is_all=True)
         self._notices: Sequence[Notices] = ()
 
     def open(self, clock: Clock, on_change: Callable[[], None]) -> None:
         """Create the nodes of ACLs, and watch them from the first look on. Blocks."""
-        if not self._has_acls:
+        if not self.has_acls:
             return
         zookeeper = self._registry.zookeeper
         for path in stored.ACL_PERSISTENT:
@@ -131,7 +131,7 @@ class RegistrySecurity:
                     except nodes.DamagedNode as error:
                         on_damaged(error)
             if due.is_all:
-                due.patterns |= set(_all_patterns(zookeeper)) if self._has_acls else set()
+                due.patterns |= set(_all_patterns(zookeeper)) if self.has_acls else set()
                 due.entities |= set(_all_entities(zookeeper))
             return self._read(zookeeper, due, on_damaged)
         except BaseException:

@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from onceflow.broker.config import BrokerConfig
@@ -14,7 +14,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import Disk
-from onceflow.log.errors import DataDirectoryRefused, NoSpaceForNewLog
+from onceflow.log.errors import NoSpaceForNewLog
 from onceflow.log.partition import PartitionLog
 from onceflow.remedies import Remedy
 
@@ -45,14 +45,17 @@ class TopicLogs:
         """Open the log of the topics. Blocks; raises LogError, OSError."""
         return self._open(CLUSTER_METADATA_TOPIC, 0, METADATA_LOG_CONFIG, None, clean=self._directory.clean)
 
-    def refuse_metadata_log(self) -> None:
-        """Raise DataDirectoryRefused if the directory has topics that are not in ZooKeeper."""
-        path = self._directory.partition_path(CLUSTER_METADATA_TOPIC, 0)
-        if self._disk.exists(path):
-            raise DataDirectoryRefused(
-                f"{path} has the topics of a broker without ZooKeeper, which zookeeper.connect does not use;"
-                f" {Remedy.OTHER_DATA}"
-            )
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the directory has topics that are not in ZooKeeper."""
+        return self._disk.exists(self._directory.partition_path(CLUSTER_METADATA_TOPIC, 0))
+
+    def delete_metadata(self, deleted: Set[str]) -> None:
+        """Delete the log of the topics, and the directories of `deleted` topics that a crash has left. Blocks."""
+        for name, index in list(self._directory.partitions()):
+            if name in deleted:
+                self._directory.delete_partition(name, index)
+        self._directory.delete_partition(CLUSTER_METADATA_TOPIC, 0)
 
     def open(self, topic: Topic, indexes: Iterable[int], config: LogConfig, *, clean: bool) -> list[PartitionLog]:
         """Open or create the logs of these partitions. Blocks; raises LogError, DataDirectoryRefused, OSError."""
