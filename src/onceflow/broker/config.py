@@ -250,6 +250,10 @@ class BrokerConfig:
     """Interval of the check for timed-out transactions."""
     transactional_id_expiration_interval_ms: int = 3_600_000
     transaction_log_segment_bytes: int = 100 * 1024**2
+    transaction_log_partitions: int = 1
+    transaction_log_replication_factor: int = 1
+    transaction_log_min_isr: int = 1
+    """Those of a cluster are 50, 3 and 2 (settings.replication)."""
 
     def security_of(self, listener: str) -> SecurityConfig:
         """Return the settings of a listener's security."""

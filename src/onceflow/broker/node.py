@@ -26,16 +26,17 @@ from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
 from onceflow.broker.storage.partitions import Partition, Partitions, close_all
 from onceflow.broker.storage.record_checks import RecordChecks
-from onceflow.broker.storage.state_log import StateLog, StateLogElsewhere
+from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics.internal import new_internal_topic, partition_of
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
 from onceflow.broker.topics.operations import Created, TopicOperations
-from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topic, Topics
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topics
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.participants import LocalParticipants
 from onceflow.broker.transactions.requests import Transactions
+from onceflow.broker.transactions.shards import TransactionShards
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.directory import DataDirectory, new_id
@@ -222,11 +223,8 @@ class Node:
     def _transaction_coordinator(self, transactional_id: str) -> int:
         """Return the broker that coordinates a transactional id, -1 if it is unknown."""
         assert self.cluster is not None
-        topic = self.topics.by_name.get(TRANSACTION_STATE_TOPIC)
-        count = 0 if topic is None else topic.partition_count
-        state = (
-            self.cluster.view.state(TRANSACTION_STATE_TOPIC, partition_of(transactional_id, count)) if count else None
-        )
+        index = partition_of(transactional_id, self.state_partition_count(TRANSACTION_STATE_TOPIC))
+        state = self.cluster.view.state(TRANSACTION_STATE_TOPIC, index)
         return -1 if state is None else state.leader
 
     def _new_replication(self, view: "ClusterView", metadata: "RegistryMetadata") -> "Replication":
@@ -366,38 +364,17 @@ class Node:
         self.metadata.follow_others(operations.follow, operations.delete)
         return operations
 
-    def _open_state_topic(self, name: str) -> StateLog:
-        """Open an internal topic with one partition.
-
-        In a cluster it is on one broker, the first controller.
-        """
-        if self.config.zookeeper_connect is not None and name not in self.topics.by_name:
-            if not self.metadata.is_controller:
-                return StateLogElsewhere()
-            self._create_state_topic(name)
-        if self.config.zookeeper_connect is not None and self.partitions.hosted(name, 0) is None:
-            return StateLogElsewhere()
-        return StateLog(self._open_state_partition(name), self.clock, self.group_commit)
-
     def _open_state_partition(self, name: str) -> Partition:
         """Open the internal topic of a broker alone: all state is here, and one file needs one sync."""
         if name not in self.topics.by_name:
-            self._create_state_topic(name)
-        partition = self.partitions.hosted(name, 0)
+            here = (0, (self.node_id,))
+            self.metadata.record(self.topics.decide_create(NewTopic(name, -1, -1, assignments=[here])))
+            self.metadata.sync()
+            topic = self.topics.by_name[name]
+            self.partitions.install(name, self.logs.open(topic, (0,), self.logs.config_of(topic), clean=False))
+        partition = self.partitions.get(name, 0)
         assert partition is not None
         return partition
-
-    def _create_state_topic(self, name: str) -> Topic:
-        here = (0, (self.node_id,))
-        self.metadata.record(self.topics.decide_create(NewTopic(name, -1, -1, assignments=[here])))
-        self.metadata.sync()
-        topic = self.topics.by_name[name]
-        config = self.logs.config_of(topic)
-        if self.config.zookeeper_connect is None:
-            self.partitions.install(name, self.logs.open(topic, (0,), config, clean=False))
-        else:
-            self.partitions.host(name, 0, self.logs.open_replica(topic, 0, config, clean=False))
-        return topic
 
     def _open_groups(self) -> GroupShards:
         """Coordinate all groups, or in a cluster those of the partitions that this broker will lead."""
@@ -413,7 +390,16 @@ class Node:
             self.metadata.finish_deletions(deleted, self.topics.being_deleted.difference_update)
         return shards
 
-    def _open_transactions(self) -> Transactions:
+    def _open_transactions(self) -> TransactionShards:
+        """Load the coordinator of the one partition; in a cluster follow the partitions that this broker leads."""
+        shards = TransactionShards(self._new_transactions, partial(self.state_partition_count, TRANSACTION_STATE_TOPIC))
+        if self.config.zookeeper_connect is None:
+            shards.open(self._open_state_partition(TRANSACTION_STATE_TOPIC))
+        else:
+            self.partitions.roles[TRANSACTION_STATE_TOPIC] = shards
+        return shards
+
+    def _new_transactions(self, partition: Partition) -> Transactions:
         coordinator = TransactionCoordinator(
             self.clock,
             timeout_max_ms=self.config.transaction_timeout_max_ms,
@@ -421,7 +407,7 @@ class Node:
         )
         return Transactions(
             coordinator,
-            self._open_state_topic(TRANSACTION_STATE_TOPIC),
+            StateLog(partition, self.clock, self.group_commit),
             self.participants,
             self.metadata.next_producer_id,
             abort_interval_ms=self.config.transaction_abort_interval_ms,

@@ -109,6 +109,9 @@ def new_broker(tree: Tree) -> NewBroker:
             "controlled.shutdown.max.retries": 0,
             "offsets.topic.num.partitions": 4,
             "offsets.topic.replication.factor": 1,
+            "transaction.state.log.num.partitions": 6,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
         }
         return Broker(path, settings={**defaults, **named})
 

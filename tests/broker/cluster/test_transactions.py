@@ -1,14 +1,17 @@
 """Transactions over partitions that different brokers of a cluster lead."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
-from tests.broker.cluster.conftest import Brokers
+from tests.broker.cluster.conftest import Brokers, NewBroker
 from tests.broker.raw_client import connected
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
@@ -27,6 +30,21 @@ def await_that(condition: Callable[[], bool]) -> None:
 def create(brokers: Brokers, replication_factor: int = 1) -> None:
     """Create a topic with two partitions led by each broker."""
     brokers.create(TOPIC, PARTITIONS, replication_factor)
+
+
+def connected_to(brokers: Brokers, broker_id: int) -> Any:
+    return connected(brokers.running[broker_id].bootstrap_servers)
+
+
+@pytest.fixture
+def replicated(new_broker: NewBroker, tmp_path: Path) -> Iterator[Brokers]:
+    """Three brokers with a copy of all coordinators' state each."""
+    opened = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in opened.running.values()])
+        for broker_id in (1, 2, 3):
+            opened.start(broker_id, transaction_state_log_replication_factor=3, transaction_state_log_min_isr=2)
+        yield opened
 
 
 def led_by(brokers: Brokers, broker_id: int) -> int:
@@ -76,9 +94,9 @@ def test_transaction_spans_brokers(brokers: Brokers) -> None:
     assert read_committed(brokers) == sorted(first + second)
 
 
-def coordinator_of(brokers: Brokers, transactional_id: str) -> int:
+def coordinator_of(brokers: Brokers, transactional_id: str, from_broker: int = 2) -> int:
     def asked() -> Any:
-        with connected(brokers.running[2].bootstrap_servers) as client:
+        with connected_to(brokers, from_broker) as client:
             return client.ask(apis.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=[transactional_id]).coordinators[0]
 
     await_that(lambda: not asked().error_code)
@@ -128,3 +146,57 @@ def test_markers_wait_for_their_leaders(brokers: Brokers) -> None:
     for broker_id in brokers.running:
         brokers.await_leaders(TOPIC, broker_id)
     assert read_committed(brokers) == values
+
+
+def test_open_transaction_survives_its_coordinator(replicated: Brokers) -> None:
+    create(replicated)
+    first = coordinator_of(replicated, "visitors")
+    leader = next(broker_id for broker_id in replicated.running if broker_id != first)
+    partition = led_by(replicated, leader)
+    with connected_to(replicated, first) as client, connected_to(replicated, leader) as at_leader:
+        transaction = TransactionalClient(client, "visitors")
+        transaction.init_until_done()
+        assert patiently(lambda: transaction.add((TOPIC, partition))) == NONE
+        writer = TransactionalClient(at_leader, "visitors")
+        writer.producer = transaction.producer
+        assert patiently(lambda: writer.produce(TOPIC, b"before", partition=partition)) == NONE
+        replicated.stop(first)
+        await_that(lambda: coordinator_of(replicated, "visitors", leader) != first)
+        second = coordinator_of(replicated, "visitors", leader)
+        with connected_to(replicated, second) as at_second:
+            moved = TransactionalClient(at_second, "visitors")
+            moved.producer = transaction.producer
+            assert patiently(lambda: writer.produce(TOPIC, b"after", partition=partition)) == NONE
+            assert patiently(lambda: moved.end(commit=True)) == NONE
+        anyone = TransactionalClient(at_leader, "")
+        await_that(lambda: not anyone.open_transactions(TOPIC, partition))
+        assert committed_values(at_leader, TOPIC, partition) == [b"before", b"after"]
+
+
+def test_other_brokers_do_not_coordinate(brokers: Brokers) -> None:
+    create(brokers)
+    coordinator = coordinator_of(brokers, "visitors")
+    other = next(broker_id for broker_id in brokers.running if broker_id != coordinator)
+    with connected_to(brokers, other) as client:
+        transaction = TransactionalClient(client, "visitors")
+        assert transaction.init() == ErrorCode.not_coordinator
+        assert transaction.add((TOPIC, 0)) == ErrorCode.not_coordinator
+        assert transaction.add_offsets("group") == ErrorCode.not_coordinator
+        assert transaction.end(commit=True) == ErrorCode.not_coordinator
+        assert transaction.described().error_code == ErrorCode.not_coordinator
+
+
+def test_each_broker_lists_its_transactions(brokers: Brokers) -> None:
+    create(brokers)
+    names = {f"visitors {number}" for number in range(6)}
+    for name in names:
+        new_producer(brokers.bootstrap, name)
+    listed: list[str] = []
+    for broker_id in brokers.running:
+        with connected_to(brokers, broker_id) as client:
+            response = client.ask(apis.LIST_TRANSACTIONS, 0, state_filters=[], producer_id_filters=[])
+            assert not response.error_code
+            own = {state.transactional_id for state in response.transaction_states}
+            assert own == {name for name in names if coordinator_of(brokers, name) == broker_id}
+            listed += own
+    assert sorted(listed) == sorted(names)

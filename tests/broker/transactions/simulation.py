@@ -144,6 +144,7 @@ class World:
             abort_interval_ms=1000,
             expiration_interval_ms=10**9,
         )
+        self.transactions.load_all()
         self.transactions.resume()
 
     def _open_log(self, topic: str, index: int) -> PartitionLog:

@@ -14,7 +14,7 @@ from onceflow.broker.cluster.view import ClusterView
 from onceflow.broker.loop.background import reporting_failure
 from onceflow.broker.storage.partitions import Partitions, Place
 from onceflow.broker.topics.operations import TopicOperations
-from onceflow.broker.topics.topics import TRANSACTION_STATE_TOPIC, Topic, Topics
+from onceflow.broker.topics.topics import Topic, Topics
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.inter_broker import (
     LeaderAndIsrPartition,
@@ -213,9 +213,6 @@ class Member:
             return ErrorCode.stale_controller_epoch
         if self._broker_id not in state.replicas:
             return ErrorCode.unknown_topic_or_partition
-        if topic.name == TRANSACTION_STATE_TOPIC and self._partitions.hosted(*place) is None:
-            logger.error("%s-%d cannot be led by this broker: coordinators of transactions do not move", *place)
-            return ErrorCode.kafka_storage_error
         return ErrorCode.none
 
     # StopReplica

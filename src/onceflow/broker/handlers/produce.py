@@ -460,7 +460,7 @@ def _check_transaction(node: Node, partition: Partition, records: memoryview, pe
     if error_code:
         # A producer that was fenced in a response must remain fenced after a crash.
         pending.hold()
-        node.transactions.when_synced(lambda _code: pending.done())
+        node.transactions.when_synced(transactional_id, lambda _code: pending.done())
         raise Refused(
             error_code,
             f"{partition}: producer {header.producer_id} of epoch {header.producer_epoch} has no ongoing transaction"

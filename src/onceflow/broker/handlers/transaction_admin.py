@@ -129,7 +129,10 @@ def handle_describe_producers(node: Node, request: Request) -> None:
             is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
             for index in topic.partition_indexes:
                 partition = node.partitions.get(topic.name, index) if is_allowed else None
-                producers = _append_described_partition(buffer, topic.name, index, partition, is_allowed=is_allowed)
+                missing = node.partitions.error_of_missing(topic.name, index)
+                producers = _append_described_partition(
+                    buffer, topic.name, index, partition, is_allowed=is_allowed, missing=missing
+                )
                 if partition is not None and producers:
                     seen.append(partition)
                 yield b"", 1 + producers
@@ -147,7 +150,13 @@ def handle_describe_producers(node: Node, request: Request) -> None:
 
 
 def _append_described_partition(
-    buffer: bytearray, topic: str, index: int, partition: Partition | None, *, is_allowed: bool
+    buffer: bytearray,
+    topic: str,
+    index: int,
+    partition: Partition | None,
+    *,
+    is_allowed: bool,
+    missing: ErrorCode,
 ) -> int:
     """Append PartitionResponse, by hand since there may be many; return the number of its producers."""
     error_code = ErrorCode.none
@@ -158,7 +167,7 @@ def _append_described_partition(
     elif not is_allowed:
         error_code, message = ErrorCode.topic_authorization_failed, "Topic authorization failed."
     elif partition is None:
-        error_code, message = ErrorCode.unknown_topic_or_partition, f"{topic} has no partition {index} here"
+        error_code, message = missing, f"{topic} has no partition {index} here"
     elif partition.log.durability.failure is not None:
         error_code, message = ErrorCode.kafka_storage_error, str(partition.log.durability.failure)
     else:
@@ -189,19 +198,19 @@ def handle_describe_transactions(node: Node, request: Request) -> None:
             partition_count = sum(len(topic["partitions"]) for topic in described["topics"])
             yield encoded(request, "transaction_states", described), WORK_PER_DESCRIBED + partition_count
 
-    if node.transactions.error_code is ErrorCode.not_coordinator:
-        refuse(ErrorCode.not_coordinator)
-        return
-    when_built = once_durable(node.transactions.when_synced, refuse)
+    when_built = once_durable(node.transactions.when_all_synced, refuse)
     respond_in_slices(request, NO_THROTTLE, elements(), NO_TAGS, when_built=when_built)
 
 
 def _described(node: Node, access: Access, transactional_id: str) -> dict[str, Any]:
     if not access.may(AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
         return _undescribed(transactional_id, ErrorCode.transactional_id_authorization_failed)
-    transaction = node.transactions.coordinator.transactions.get(transactional_id)
     if not transactional_id:
         return _undescribed(transactional_id, ErrorCode.invalid_request)
+    shard = node.transactions.of(transactional_id)
+    if shard is None or shard.is_loading:
+        return _undescribed(transactional_id, node.transactions.error_code_of(transactional_id))
+    transaction = shard.coordinator.transactions.get(transactional_id)
     if transaction is None:
         return _undescribed(transactional_id, ErrorCode.transactional_id_not_found)
     return {
@@ -214,7 +223,7 @@ def _described(node: Node, access: Access, transactional_id: str) -> dict[str, A
         "producer_epoch": transaction.producer_epoch,
         "topics": [
             {"topic": topic, "partitions": sorted(partitions)}
-            for topic, partitions in _by_topic(node.transactions.unmarked(transaction)).items()
+            for topic, partitions in _by_topic(shard.unmarked(transaction)).items()
             if access.may(AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
         ],
     }
@@ -265,14 +274,18 @@ def handle_list(node: Node, request: Request) -> None:
         )
 
     def elements() -> Iterator[Element]:
-        for transaction in list(node.transactions.coordinator.transactions.values()):
+        known = [shard.coordinator.transactions.values() for shard in node.transactions.shards.values()]
+        for transaction in list(itertools.chain.from_iterable(known)):
             yield (_listed(transaction) if is_wanted(transaction) else b""), WORK_PER_LISTED
 
+    if node.transactions.is_loading:
+        refuse(ErrorCode.coordinator_load_in_progress)
+        return
     head = bytearray(NO_THROTTLE + INT16.pack(ErrorCode.none))
     append_count(head, len(unknown), flexible=True)
     for name in unknown:
         append_string(head, name, flexible=True)
-    when_built = once_durable(node.transactions.when_synced, refuse)
+    when_built = once_durable(node.transactions.when_all_synced, refuse)
     respond_in_slices(request, bytes(head), elements(), NO_TAGS, when_built=when_built)
 
 

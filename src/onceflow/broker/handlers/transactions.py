@@ -149,6 +149,9 @@ def _verify_partitions(node: Node, request: Request, body: Any) -> None:
 
     Clients add partitions in versions below 4.
     """
+    if not node.access(request).may_on_cluster(AclOperation.CLUSTER_ACTION):
+        request.respond(error_code=ErrorCode.cluster_authorization_failed, results_by_transaction=())
+        return
     results: list[dict[str, Any]] = []
 
     def respond(_error_code: ErrorCode) -> None:
@@ -191,12 +194,12 @@ def _verify(
         respond(ErrorCode.none)
 
     producer = _producer(transaction)
-    if error_code := node.transactions.error_code:
-        report(error_code)
+    shard = node.transactions.of(producer.transactional_id)
+    if shard is None or (error_code := shard.error_code):
+        report(ErrorCode.not_coordinator if shard is None else error_code)
     elif transaction.verify_only:
-        codes = {partition: node.transactions.verify(producer, partition) for partition in partitions}
-        verified(codes)
-        node.transactions.when_synced(lambda code: report(code) if code else respond(code))
+        verified({partition: shard.verify(producer, partition) for partition in partitions})
+        shard.when_synced(lambda code: report(code) if code else respond(code))
     elif all(node.has_partition(*partition) for partition in partitions):
         node.transactions.add(producer, frozenset(partitions), report)
     else:
@@ -231,7 +234,7 @@ def handle_end(node: Node, request: Request) -> None:
         respond(refusal)
     else:
         event = Event.COMMIT if body.committed else Event.ABORT
-        node.transactions.end(_producer(body), event, respond)
+        node.transactions.end_transaction(_producer(body), event, respond)
 
 
 def _single_response(request: Request) -> Callable[[ErrorCode], None]:
@@ -281,7 +284,7 @@ def handle_offset_commit(node: Node, request: Request) -> None:
         refusal = unverified or _offset_commit_refusal(node, body)
         if refusal:
             # A producer that was fenced in a response must remain fenced after a crash.
-            node.transactions.when_synced(lambda error_code: respond(error_code or refusal))
+            node.transactions.when_synced(body.transactional_id, lambda error_code: respond(error_code or refusal))
         else:
             groups = node.group_shards.of(body.group_id)
             groups.record_transactional(body.producer_id, body.producer_epoch, records, respond)

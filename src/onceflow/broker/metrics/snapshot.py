@@ -149,7 +149,7 @@ class Gathering:
             "response_memory_bytes": usage.response_bytes,
             "response_memory_max_bytes": usage.response_bytes_max,
             "parked_fetch_partitions": node.parked_fetches.partition_count,
-            "open_transactions": len(node.transactions.coordinator.unfinished),
+            "open_transactions": node.transactions.open_count,
             "sync_rounds": syncs.rounds,
             "synced_partitions": syncs.partitions,
             "sync_failures": syncs.failures,

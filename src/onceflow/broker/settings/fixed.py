@@ -6,15 +6,11 @@ logged. Settings in REFUSED, and all unknown names, prevent the start.
 
 _ONE_BROKER = "there is one broker, so there is one copy of everything"
 _OPEN_ZOOKEEPER = "the session with ZooKeeper has no authentication and no encryption"
-_ONE_PARTITION = "one partition suffices: all state is on this broker, and one file needs one sync"
 _PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are converted by keytool and openssl"
 
 FIXED: dict[str, tuple[str, str]] = {
-    "transaction.state.log.replication.factor": ("1", _ONE_BROKER),
-    "transaction.state.log.min.isr": ("1", _ONE_BROKER),
     "share.coordinator.state.topic.replication.factor": ("1", _ONE_BROKER),
     "share.coordinator.state.topic.min.isr": ("1", _ONE_BROKER),
-    "transaction.state.log.num.partitions": ("1", _ONE_PARTITION),
     "compression.type": ("producer", "batches stay as their producer compressed them"),
     "group.coordinator.rebalance.protocols": ("classic", "groups use the classic protocol"),
     "ssl.keystore.type": ("PEM", _PEM),
@@ -53,13 +49,10 @@ _TYPES: dict[int, tuple[str, ...]] = {
         "log.roll.jitter.hours",
         "max.incremental.fetch.session.cache.slots",
         "offsets.topic.compression.codec",
-        "transaction.state.log.min.isr",
-        "transaction.state.log.num.partitions",
     ),
     4: (
         "share.coordinator.state.topic.min.isr",
         "share.coordinator.state.topic.replication.factor",
-        "transaction.state.log.replication.factor",
     ),
     5: ("log.roll.jitter.ms",),
     7: ("group.coordinator.rebalance.protocols",),

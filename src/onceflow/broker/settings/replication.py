@@ -126,6 +126,9 @@ REPLICATION = (
 OF_CLUSTERS: dict[str, tuple[str, int]] = {
     "offsets.topic.num.partitions": ("offsets_topic_partitions", 50),
     "offsets.topic.replication.factor": ("offsets_topic_replication_factor", 3),
+    "transaction.state.log.num.partitions": ("transaction_log_partitions", 50),
+    "transaction.state.log.replication.factor": ("transaction_log_replication_factor", 3),
+    "transaction.state.log.min.isr": ("transaction_log_min_isr", 2),
 }
 """Name → field and default, Kafka's, of settings that are 1 without `zookeeper.connect`."""
 

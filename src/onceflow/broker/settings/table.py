@@ -506,6 +506,27 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             Whole(MIB, INT32_MAX),
             "Maximum size of a segment file of __transaction_state. Small segments are compacted sooner.",
         ),
+        Setting(
+            "transaction.state.log.num.partitions",
+            "transaction_log_partitions",
+            Whole(1, 1000),
+            "Number of partitions of __transaction_state, whose leaders coordinate the transactions. With"
+            " `zookeeper.connect` the default is 50; without it there is one.",
+        ),
+        Setting(
+            "transaction.state.log.replication.factor",
+            "transaction_log_replication_factor",
+            Whole(1, 32767),
+            "Number of replicas of __transaction_state. With `zookeeper.connect` the default is 3, and transactions"
+            " have no coordinator until that number of brokers is registered; without it there is one.",
+        ),
+        Setting(
+            "transaction.state.log.min.isr",
+            "transaction_log_min_isr",
+            Whole(1, INT32_MAX),
+            "Number of replicas of __transaction_state that must be in sync for a change of a transaction. With"
+            " `zookeeper.connect` the default is 2; without it there is one.",
+        ),
     ),
 }
 

@@ -37,7 +37,7 @@ def new_internal_topic(name: str, config: BrokerConfig) -> NewTopic:
     """Return an internal topic to create, with Kafka's configurations (AutoTopicCreationManager.creatableTopic)."""
     counts = {
         GROUP_OFFSETS_TOPIC: (config.offsets_topic_partitions, config.offsets_topic_replication_factor),
-        TRANSACTION_STATE_TOPIC: (1, 1),
+        TRANSACTION_STATE_TOPIC: (config.transaction_log_partitions, config.transaction_log_replication_factor),
     }
     segment_bytes = {
         GROUP_OFFSETS_TOPIC: config.offsets_topic_segment_bytes,
@@ -48,4 +48,6 @@ def new_internal_topic(name: str, config: BrokerConfig) -> NewTopic:
         "compression.type": "producer",
         "segment.bytes": str(segment_bytes[name]),
     }
+    if name == TRANSACTION_STATE_TOPIC:
+        configs["min.insync.replicas"] = str(config.transaction_log_min_isr)
     return NewTopic(name, *counts[name], configs)

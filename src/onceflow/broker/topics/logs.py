@@ -157,7 +157,9 @@ class TopicLogs:
                 segment_bytes=self._config.offsets_topic_segment_bytes
                 if of_groups
                 else self._config.transaction_log_segment_bytes,
-                min_insync_replicas=self._config.log.min_insync_replicas,
+                min_insync_replicas=self._config.log.min_insync_replicas
+                if of_groups
+                else self._config.transaction_log_min_isr,
             )
         return log_config(self._config.log, topic.configs)
 

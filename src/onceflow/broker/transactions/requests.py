@@ -18,12 +18,12 @@ added its partition is durable. After any crash the coordinator thus knows every
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from onceflow.broker.storage.state_log import StateLog
+from onceflow.broker.storage.state_log import StateLog, TooFewReplicas
 from onceflow.broker.transactions import records as transaction_records
 from onceflow.broker.transactions.coordinator import Decision, InitRequest, ProducerRequest, TransactionCoordinator
 from onceflow.broker.transactions.participants import Participants, Respond
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """Delay before a marker that could not be written is written again: the disk may have been full."""
-_NO_MARKER = (ErrorCode.coordinator_not_available, ErrorCode.not_coordinator)
-"""Errors of the groups while their log takes no marker; logged when it failed."""
+SLICE_BYTES = 64 * 1024
+"""Bytes of the log replayed in one turn of the event loop: some milliseconds."""
 ENDED_AT_ONCE = 100
 """Timed-out transactions, or expired ids, handled in one turn of the loop; the rest follows in the next tick."""
 
@@ -83,7 +83,8 @@ class PeriodicWork:
 
 
 class Transactions:
-    """Transactional requests of one broker. After a failed sync every response is an error until a restart."""
+    """Transactional requests of the ids in one partition. After a failed sync every response is an error until a
+    restart."""
 
     def __init__(
         self,
@@ -107,29 +108,68 @@ class Transactions:
             PeriodicWork(self._expire, expiration_interval_ms / 1000),
             PeriodicWork(self._retry, RETRY_SECONDS),
         ]
-        for record in state_log.records():
-            assert record.key is not None
-            coordinator.replay(transaction_records.decode(record.key, record.value))
+        self.is_loading = True
+        self.is_closed = False
+        """Whether another broker coordinates these ids now."""
+        self._is_broken = False
+
+    def __str__(self) -> str:
+        return str(self._state_log.partition)
+
+    # Loading
+
+    def load(self) -> Iterator[None]:
+        """Replay the log, a slice for each step. Raises UnknownRecord, WireError, LogError."""
+        for batch in self._state_log.batches(SLICE_BYTES):
+            for record in batch.records:
+                assert record.key is not None
+                self.coordinator.replay(transaction_records.decode(record.key, record.value))
+            yield
+        self.is_loading = False
+
+    def load_all(self) -> None:
+        """Replay the log at once."""
+        for _slice in self.load():
+            pass
+
+    def fail_loading(self) -> None:
+        """Respond to all requests with an error, since the log cannot be replayed."""
+        self._is_broken = True
+
+    def resume_when_synced(self) -> None:
+        """Complete every prepared transaction once all in-sync replicas have what a former coordinator appended."""
+
+        def synced(_code: ErrorCode) -> None:
+            if not self.error_code:
+                self.resume()
+
+        self._state_log.when_synced(synced)
+
+    def close(self) -> None:
+        """Drop everything: another broker coordinates these ids now, and completes what was decided."""
+        self.is_closed = True
+        self._state_log.close()
+        for completion in self._completions.values():
+            completion.respond()
 
     # Records and responses
 
     @property
     def error_code(self) -> ErrorCode:
-        """The error for every transactional request: `none` while the log is here and writable."""
-        if self._state_log.is_elsewhere:
+        """The error for every transactional request: `none` while the log is led here, loaded and writable."""
+        if self.is_closed:
             return ErrorCode.not_coordinator
-        failed = self._state_log.partition.log.durability.failure is not None
-        return ErrorCode.coordinator_not_available if failed else ErrorCode.none
-
-    def is_here(self, transactional_id: str) -> bool:
-        """Return whether this broker coordinates a transactional id."""
-        return not self._state_log.is_elsewhere
+        if self._is_broken or self._state_log.partition.log.durability.failure is not None:
+            return ErrorCode.coordinator_not_available
+        return ErrorCode.coordinator_load_in_progress if self.is_loading else ErrorCode.none
 
     def when_synced(self, respond: Respond) -> None:
         """Respond once the coordinator's current state is durable, or with an error if it cannot be."""
-        self._state_log.when_synced(
-            lambda code: respond(ErrorCode.coordinator_not_available if code else ErrorCode.none)
-        )
+
+        def synced(code: ErrorCode) -> None:
+            respond(ErrorCode.none if not code else self.error_code or ErrorCode.coordinator_not_available)
+
+        self._state_log.when_synced(synced)
 
     def _record(self, records: Sequence[TransactionRecord], *, from_reserve: bool = False) -> ErrorCode:
         if self.error_code:
@@ -137,8 +177,8 @@ class Transactions:
         try:
             entries = [transaction_records.encode(record) for record in records]
             self._state_log.append(entries, from_reserve=from_reserve)
-        except StorageFailed:
-            # Not logged again: the log has reported it once, and clients retry.
+        except (StorageFailed, TooFewReplicas):
+            # Not logged again: the log, or the leader, has reported it once, and clients retry.
             return ErrorCode.coordinator_not_available
         except LogError as error:
             logger.error("a transaction's record could not be appended: %s", error)
@@ -202,7 +242,8 @@ class Transactions:
         self._being_added.update((request.transactional_id, *place) for place in added)
 
         def synced(error_code: ErrorCode) -> None:
-            if not error_code:
+            if not self.error_code:
+                # Durable, even if replicas have left the in-sync set meanwhile.
                 self._being_added.difference_update((request.transactional_id, *place) for place in added)
             respond(error_code)
 
@@ -212,7 +253,7 @@ class Transactions:
         self, producer_id: int, producer_epoch: int, transactional_id: str | None, topic: str, partition: int
     ) -> ErrorCode:
         """Return the error for a transactional batch for this partition, or `none`. The hot path."""
-        if self._being_added and (transactional_id, topic, partition) in self._being_added:
+        if self.is_loading or (self._being_added and (transactional_id, topic, partition) in self._being_added):
             return ErrorCode.not_enough_replicas
         return self.coordinator.write_refusal(transactional_id or "", producer_id, producer_epoch, (topic, partition))
 
@@ -261,10 +302,11 @@ class Transactions:
             return
 
         def decided(error_code: ErrorCode) -> None:
-            if error_code:
+            if self.error_code:
                 respond(error_code)
             else:
-                self._complete(prepared.transactional_id, lambda: respond(ErrorCode.none))
+                # Decided, even if replicas have left the in-sync set meanwhile.
+                self._complete(prepared.transactional_id, lambda: respond(error_code))
 
         self.when_synced(decided)
 

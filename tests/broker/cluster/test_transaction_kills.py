@@ -1,0 +1,236 @@
+"""Brokers killed while they coordinate transactions or lead their partitions: each transaction is whole, and once."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from onceflow.broker.topics.internal import partition_of
+from onceflow.broker.topics.topics import TRANSACTION_STATE_TOPIC
+from onceflow.testing import BrokerProcess
+from tests.broker.cluster.conftest import Tree
+from tests.campaigns import RecordProperty
+
+BROKERS = (1, 2, 3)
+TOPIC = "t"
+PARTITIONS = 3
+STATE_PARTITIONS = 5
+TRANSACTIONAL_IDS = ("ann", "anna")
+SEED = 20261126
+KILLS = 30
+COMMITS_BETWEEN = 10
+ABORTED_EVERY = 5
+
+
+class Writer:
+    """A transactional producer: each of its transactions has one number, which it writes to every partition.
+
+    After an error it starts again, which settles the outcome of its last transaction; its number is not used again.
+    """
+
+    def __init__(self, bootstrap: str, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self.committed: list[bytes] = []
+        self.aborted: list[bytes] = []
+        self.unclear: list[bytes] = []
+        self._bootstrap = bootstrap
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _new_producer(self) -> Producer:
+        while True:
+            producer = Producer(
+                {
+                    "bootstrap.servers": self._bootstrap,
+                    "transactional.id": self.transactional_id,
+                    "linger.ms": 0,
+                    "reconnect.backoff.max.ms": 500,
+                }
+            )
+            try:
+                producer.init_transactions(60)
+            except KafkaException:
+                continue
+            return producer
+
+    def _run(self) -> None:
+        producer = self._new_producer()
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            value = f"{self.transactional_id} {number:06d}".encode()
+            is_aborted = number % ABORTED_EVERY == 0
+            try:
+                self._transact(producer, value, commit=not is_aborted)
+            except KafkaException:
+                (self.aborted if is_aborted else self.unclear).append(value)
+                producer = self._new_producer()
+            else:
+                (self.aborted if is_aborted else self.committed).append(value)
+
+    def _transact(self, producer: Producer, value: bytes, *, commit: bool) -> None:
+        failures: list[Any] = []
+        producer.begin_transaction()
+        for partition in range(PARTITIONS):
+            producer.produce(
+                TOPIC,
+                value,
+                partition=partition,
+                on_delivery=lambda error, _m: failures.append(error) if error else None,
+            )
+        producer.flush(60)
+        if any(failures):
+            raise KafkaException(next(filter(None, failures)))
+        if commit:
+            producer.commit_transaction(60)
+        else:
+            producer.abort_transaction(60)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(150)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def brokers_of(tree: Tree, directory: Path) -> Iterator[dict[int, BrokerProcess]]:
+    options = {
+        "zookeeper-connect": tree.connect,
+        "zookeeper-session-timeout-ms": "2000",
+        "min-insync-replicas": "2",
+        "transaction-state-log-num-partitions": str(STATE_PARTITIONS),
+    }
+    given = [word for name, value in options.items() for word in (f"--{name}", value)]
+    brokers = {
+        broker_id: BrokerProcess(directory / str(broker_id), 0, *given, "--broker-id", str(broker_id))
+        for broker_id in BROKERS
+    }
+    with ExitStack() as stack:
+        for broker in brokers.values():
+            stack.enter_context(broker)
+        yield brokers
+
+
+def read_committed(bootstrap: str, partition: int) -> list[bytes]:
+    """Read up to the partition's end, which no open transaction may hide."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    place = TopicPartition(TOPIC, partition, 0)
+    _start, end = consumer.get_watermark_offsets(place, timeout=60)
+    consumer.assign([place])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while True:
+        messages = consumer.consume(1000, 0.1)
+        assert time.monotonic() < deadline, f"partition {partition}: a transaction is open below {end}"
+        values += [message.value() or b"" for message in messages if message.error() is None]
+        if any(message.error() is not None and (message.offset() or 0) >= end for message in messages):
+            consumer.close()
+            return values
+
+
+class Cluster:
+    """Three brokers, and who of them leads what."""
+
+    def __init__(self, tree: Tree, brokers: dict[int, BrokerProcess]) -> None:
+        self._tree = tree
+        self._brokers = brokers
+        self.bootstrap = ",".join(broker.bootstrap for broker in brokers.values())
+
+    def _state(self, topic: str, partition: int) -> Any:
+        return self._tree.json(f"/brokers/topics/{topic}/partitions/{partition}/state")
+
+    def coordinator(self, transactional_id: str) -> int:
+        state = self._state(TRANSACTION_STATE_TOPIC, partition_of(transactional_id, STATE_PARTITIONS))
+        return int(state["leader"])
+
+    def leader(self, partition: int) -> int:
+        return int(self._state(TOPIC, partition)["leader"])
+
+    def _are_replicas_full(self) -> bool:
+        places = [(TOPIC, index) for index in range(PARTITIONS)]
+        places += [(TRANSACTION_STATE_TOPIC, index) for index in range(STATE_PARTITIONS)]
+        return all(len(self._state(*place)["isr"]) == len(BROKERS) for place in places)
+
+    def await_replicas(self) -> None:
+        self._tree.await_that(self._are_replicas_full)
+
+    def kill(self, broker_id: int) -> None:
+        self._brokers[broker_id].kill()
+
+    def start(self, broker_id: int) -> None:
+        self._brokers[broker_id].start()
+
+    def victims(self, chance: random.Random) -> set[int]:
+        """Return a coordinator, a partition's leader, or both."""
+        coordinator = self.coordinator(chance.choice(TRANSACTIONAL_IDS))
+        leader = self.leader(chance.randrange(PARTITIONS))
+        return chance.choice([{coordinator}, {leader}, {coordinator, leader}])
+
+
+def kill_brokers(tree: Tree, directory: Path, kills: int, seed: int) -> dict[str, int]:
+    """Kill coordinators and leaders again and again; return the numbers of transactions by their outcome."""
+    chance = random.Random(seed)
+    with brokers_of(tree, directory) as brokers:
+        cluster = Cluster(tree, brokers)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        (created,) = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)]).values()
+        created.result(30)
+        writers = [Writer(cluster.bootstrap, transactional_id) for transactional_id in TRANSACTIONAL_IDS]
+
+        def count() -> int:
+            return min(len(writer.committed) for writer in writers)
+
+        def await_more_commits() -> None:
+            wanted = count() + COMMITS_BETWEEN
+            tree.await_that(lambda: count() >= wanted)
+
+        for _ in range(kills):
+            await_more_commits()
+            victims = cluster.victims(chance)
+            for victim in victims:
+                cluster.kill(victim)
+            if len(victims) == 1:
+                await_more_commits()
+            for victim in victims:
+                cluster.start(victim)
+            cluster.await_replicas()
+        await_more_commits()
+        for writer in writers:
+            writer.stop()
+        committed = [value for writer in writers for value in writer.committed]
+        unclear = {value for writer in writers for value in writer.unclear}
+        by_partition = [read_committed(cluster.bootstrap, partition) for partition in range(PARTITIONS)]
+        for values in by_partition:
+            assert sorted(values) == sorted(by_partition[0]), "a transaction is in some partitions only"
+            assert len(set(values)) == len(values)
+            assert set(values) - unclear == set(committed)
+        return {"committed": len(committed), "unclear": len(unclear)}
+
+
+def test_killed_coordinators_lose_no_transaction(tree: Tree, tmp_path: Path) -> None:
+    assert kill_brokers(tree, tmp_path, 1, SEED)["committed"] >= 2 * COMMITS_BETWEEN
+
+
+@pytest.mark.campaign
+def test_many_killed_coordinators(tree: Tree, tmp_path: Path, record_property: RecordProperty) -> None:
+    """Acknowledged commits are read once, in all partitions, after kills of coordinators, leaders and both; no aborted
+    or half transaction is read, and none stays open."""
+    for name, count in kill_brokers(tree, tmp_path, KILLS, SEED).items():
+        record_property(name, count)
+    record_property("kills", KILLS)
