@@ -6,6 +6,8 @@ _REQUESTS = "broker/transactions/test_requests.py::"
 _COORDINATOR = "broker/transactions/test_coordinator.py::"
 _TRAPS = "broker/transactions/test_traps.py::"
 _LOG = "log/test_transactions.py::"
+_SHARDS = "broker/transactions/test_shards.py::"
+_VERIFICATION = "broker/cluster/test_verification.py::"
 
 MUTANTS = (
     Mutant(
@@ -257,5 +259,29 @@ MUTANTS = (
         "        return entries if epoch == producer_epoch and last_sequence >= 0 else",
         "        return entries if last_sequence >= 0 else",
         "log/test_producers.py::test_rule_6_new_epoch_starts_at_zero",
+    ),
+    Mutant(
+        "log/transactions.py",
+        "        self._guards.pop(producer_id, None)\n        first_offset",
+        "        first_offset",
+        _VERIFICATION + "test_marker_voids_a_verification",
+    ),
+    Mutant(
+        "broker/cluster/verification.py",
+        "        if (partition, producer_id) in self._waiting:\n            return True\n",
+        "",
+        _VERIFICATION + "test_waiting_batches_keep_their_order",
+    ),
+    Mutant(
+        "broker/transactions/requests.py",
+        "        if self.is_closed:\n            return ErrorCode.not_coordinator\n",
+        "",
+        _SHARDS + "test_prepared_transaction_is_completed_elsewhere",
+    ),
+    Mutant(
+        "broker/transactions/shards.py",
+        "            shard.resume_when_synced()\n",
+        "            pass\n",
+        _SHARDS + "test_prepared_transaction_is_completed_elsewhere",
     ),
 )

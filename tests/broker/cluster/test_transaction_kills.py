@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceflow.broker.topics.internal import partition_of
-from onceflow.broker.topics.topics import TRANSACTION_STATE_TOPIC
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from onceflow.testing import BrokerProcess
 from tests.broker.cluster.conftest import Tree
 from tests.campaigns import RecordProperty
@@ -26,6 +26,11 @@ TRANSACTIONAL_IDS = ("ann", "anna")
 SEED = 20261126
 KILLS = 30
 COMMITS_BETWEEN = 10
+INPUT = "input"
+COPY = "copy"
+"""Transactional id and group of the copier."""
+COPIED_AT_ONCE = 10
+COPIED_BETWEEN = 60
 ABORTED_EVERY = 5
 
 
@@ -100,6 +105,67 @@ class Writer:
         assert not self._thread.is_alive()
 
 
+class Copier:
+    """Copies a topic in transactions that include its group's offsets; after an error it continues from these."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.copied = 0
+        """Number of records up to the last committed offsets."""
+        self.restarts = 0
+        self._bootstrap = bootstrap
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._copy()
+            except KafkaException:
+                self.restarts += 1
+
+    def _copy(self) -> None:
+        """Copy until the stop. Raises KafkaException."""
+        settings = {"bootstrap.servers": self._bootstrap, "reconnect.backoff.max.ms": 500}
+        producer = Producer({**settings, "transactional.id": COPY, "linger.ms": 0})
+        producer.init_transactions(60)
+        consumer = Consumer(
+            {**settings, "group.id": COPY, "enable.auto.commit": False, "isolation.level": "read_committed"}
+        )
+        try:
+            places = [TopicPartition(INPUT, partition) for partition in range(PARTITIONS)]
+            starts = [
+                TopicPartition(INPUT, place.partition, max(place.offset, 0))
+                for place in consumer.committed(places, timeout=60)
+            ]
+            consumer.assign(starts)
+            self.copied = sum(start.offset for start in starts)
+            while not self._stop.is_set():
+                messages = consumer.consume(COPIED_AT_ONCE, 0.1)
+                if errors := [error for message in messages if (error := message.error()) is not None]:
+                    raise KafkaException(errors[0])
+                if messages:
+                    self._copy_some(producer, consumer, messages)
+                    self.copied += len(messages)
+        finally:
+            consumer.close()
+
+    def _copy_some(self, producer: Producer, consumer: Consumer, messages: list[Any]) -> None:
+        producer.begin_transaction()
+        offsets: dict[int, int] = {}
+        for message in messages:
+            producer.produce(TOPIC, message.value(), partition=message.partition())
+            offsets[message.partition()] = message.offset() + 1
+        positions = [TopicPartition(INPUT, partition, offset) for partition, offset in offsets.items()]
+        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 60)
+        producer.commit_transaction(60)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(150)
+        assert not self._thread.is_alive()
+
+
 @contextmanager
 def brokers_of(tree: Tree, directory: Path) -> Iterator[dict[int, BrokerProcess]]:
     options = {
@@ -107,6 +173,7 @@ def brokers_of(tree: Tree, directory: Path) -> Iterator[dict[int, BrokerProcess]
         "zookeeper-session-timeout-ms": "2000",
         "min-insync-replicas": "2",
         "transaction-state-log-num-partitions": str(STATE_PARTITIONS),
+        "offsets-topic-num-partitions": str(STATE_PARTITIONS),
     }
     given = [word for name, value in options.items() for word in (f"--{name}", value)]
     brokers = {
@@ -119,7 +186,7 @@ def brokers_of(tree: Tree, directory: Path) -> Iterator[dict[int, BrokerProcess]
         yield brokers
 
 
-def read_committed(bootstrap: str, partition: int) -> list[bytes]:
+def read_committed(bootstrap: str, partition: int, topic: str = TOPIC) -> list[bytes]:
     """Read up to the partition's end, which no open transaction may hide."""
     consumer = Consumer(
         {
@@ -130,7 +197,7 @@ def read_committed(bootstrap: str, partition: int) -> list[bytes]:
             "enable.partition.eof": True,
         }
     )
-    place = TopicPartition(TOPIC, partition, 0)
+    place = TopicPartition(topic, partition, 0)
     _start, end = consumer.get_watermark_offsets(place, timeout=60)
     consumer.assign([place])
     values: list[bytes] = []
@@ -176,11 +243,22 @@ class Cluster:
     def start(self, broker_id: int) -> None:
         self._brokers[broker_id].start()
 
+    def group_coordinator(self, group_id: str) -> int:
+        return int(self._state(GROUP_OFFSETS_TOPIC, partition_of(group_id, STATE_PARTITIONS))["leader"])
+
     def victims(self, chance: random.Random) -> set[int]:
         """Return a coordinator, a partition's leader, or both."""
         coordinator = self.coordinator(chance.choice(TRANSACTIONAL_IDS))
         leader = self.leader(chance.randrange(PARTITIONS))
         return chance.choice([{coordinator}, {leader}, {coordinator, leader}])
+
+    def victims_of_copy(self, chance: random.Random) -> set[int]:
+        """Return the coordinator of the copy's transactions, that of its group, or a partition's leader."""
+        return {
+            chance.choice(
+                [self.coordinator(COPY), self.group_coordinator(COPY), self.leader(chance.randrange(PARTITIONS))]
+            )
+        }
 
 
 def kill_brokers(tree: Tree, directory: Path, kills: int, seed: int) -> dict[str, int]:
@@ -232,5 +310,69 @@ def test_many_killed_coordinators(tree: Tree, tmp_path: Path, record_property: R
     """Acknowledged commits are read once, in all partitions, after kills of coordinators, leaders and both; no aborted
     or half transaction is read, and none stays open."""
     for name, count in kill_brokers(tree, tmp_path, KILLS, SEED).items():
+        record_property(name, count)
+    record_property("kills", KILLS)
+
+
+class Input:
+    """The topic to copy: values sent to the partitions in turn."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.values: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "reconnect.backoff.max.ms": 500}
+        )
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.values))
+
+    def add(self, count: int) -> None:
+        for number in range(self.count, self.count + count):
+            value = b"%06d" % number
+            self._producer.produce(INPUT, value, partition=number % PARTITIONS)
+            self.values[number % PARTITIONS].append(value)
+        assert self._producer.flush(60) == 0
+
+
+def copy_while_brokers_die(tree: Tree, directory: Path, kills: int, seed: int) -> dict[str, int]:
+    """Read, process and write while brokers are killed; return the number of records, and of the copier's restarts."""
+    chance = random.Random(seed)
+    with brokers_of(tree, directory) as brokers:
+        cluster = Cluster(tree, brokers)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        for created in admin.create_topics([NewTopic(name, PARTITIONS, 3) for name in (TOPIC, INPUT)]).values():
+            created.result(30)
+        source = Input(cluster.bootstrap)
+        copier = Copier(cluster.bootstrap)
+
+        def copy_more() -> None:
+            source.add(COPIED_BETWEEN)
+            tree.await_that(lambda: copier.copied >= source.count)
+
+        copy_more()
+        for _ in range(kills):
+            source.add(COPIED_BETWEEN)
+            (victim,) = cluster.victims_of_copy(chance)
+            cluster.kill(victim)
+            copy_more()
+            cluster.start(victim)
+            cluster.await_replicas()
+        copy_more()
+        copier.stop()
+        for partition, expected in enumerate(source.values):
+            assert read_committed(cluster.bootstrap, partition) == expected
+        return {"records": source.count, "restarts": copier.restarts}
+
+
+def test_copy_survives_a_killed_broker(tree: Tree, tmp_path: Path) -> None:
+    assert copy_while_brokers_die(tree, tmp_path, 1, SEED)["records"] == 4 * COPIED_BETWEEN
+
+
+@pytest.mark.campaign
+def test_copy_survives_killed_coordinators(tree: Tree, tmp_path: Path, record_property: RecordProperty) -> None:
+    """Each record is copied once and in order, with offsets in transactions, while brokers are killed: the coordinators
+    of the transactions and of the group, and leaders of partitions."""
+    for name, count in copy_while_brokers_die(tree, tmp_path, KILLS, SEED).items():
         record_property(name, count)
     record_property("kills", KILLS)

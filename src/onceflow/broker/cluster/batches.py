@@ -60,16 +60,19 @@ class BrokerQueue(Generic[Item]):
 
     async def _exchange(self, batch: Sequence[Item]) -> Any:
         """Return the response; None without one. A connection that was closed while it was idle is opened again."""
-        message = self._build(batch)
         for is_last in (not self._peer.is_open, True):
             try:
-                return await self._peer.exchange(message)
+                return await self._peer.exchange(self._build(batch))
             except TimeoutError:
                 break
             except (OSError, EOFError, WireError) as error:
                 logger.info("%s:%d: no response to a request: %r", self.address.host, self.address.port, error)
                 if is_last:
                     break
+            except Exception:
+                # The items must return to their senders, and the queue must continue.
+                logger.exception("%s:%d: a request failed", self.address.host, self.address.port)
+                break
         return None
 
     def _settle_safely(self, batch: Sequence[Item], response: Any) -> None:
