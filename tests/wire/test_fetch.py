@@ -73,6 +73,7 @@ def as_kio_says(message: Any) -> FetchRequest:
         getattr(message, "session_id", 0),
         getattr(message, "session_epoch", -1),
         topics,
+        getattr(message, "rack_id", ""),
     )
 
 
@@ -129,7 +130,19 @@ def test_unknown_tags_are_skipped_wherever_they_stand() -> None:
         + bytes.fromhex("02 0262 02 00000007") + tags + b"\x05rack" + tags
     )  # fmt: skip
     topics = [("a", [FetchPartition(5, -1, 9, -1, 2**20)])]
-    assert parsed(memoryview(frame)) == FetchRequest(-1, 100, 1, 2**31 - 1, 1, 0, -1, topics)
+    assert parsed(memoryview(frame)) == FetchRequest(-1, 100, 1, 2**31 - 1, 1, 0, -1, topics, "rack")
+
+
+@pytest.mark.parametrize("version", [11, 12])
+def test_another_broker_to_read_from(version: int) -> None:
+    preferred = PartitionResponse(0, 0, 20, 20, 0, 0, preferred_read_replica=3)
+    (frame,) = encode_response(version, 1, [("clicks", [preferred])])
+    _correlation_id, by_kio = decode_by_kio(FETCH, version, frame[4:])
+    assert by_kio.responses[0].partitions[0].preferred_read_replica == 3
+    assert parse_response(version, frame[4:]).partitions[0].preferred_read_replica == 3
+    topics = [("clicks", [FetchPartition(0, -1, 20, -1, 1)])]
+    request = FetchRequest(-1, 500, 1, 2**30, READ_COMMITTED, 0, -1, topics, "a")
+    assert parsed(memoryview(encode_request(version, 1, "me", request))[4:]) == request
 
 
 @every_version

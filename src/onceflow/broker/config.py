@@ -133,6 +133,9 @@ class BrokerConfig:
     replica_fetch_bytes_max: int = 1024**2
     replica_fetch_response_bytes_max: int = 10 * 1024**2
     replica_fetch_backoff_ms: int = 1_000
+    rack: str | None = None
+    reads_by_rack: bool = False
+    """Whether clients read from a replica in their rack."""
     replica_socket_timeout_ms: int = 30_000
 
     # Connections and requests (broker.network, broker.server)

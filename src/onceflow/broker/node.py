@@ -157,7 +157,8 @@ class Node:
                 own_id = DataDirectory.cluster_id_in(config.data, disk or RealDisk())
                 cluster_id = registry.cluster_id(cluster_id, lambda: own_id or new_id())
                 # Before the data directory is touched: a refused broker must not leave one of this cluster.
-                registry.join([config.advertised_for(own) for own in config.listeners], config.listener_protocols)
+                advertised = [config.advertised_for(own) for own in config.listeners]
+                registry.join(advertised, config.listener_protocols, config.rack)
             reserved = ReservedDisk(disk or RealDisk(), config.data, config.reserve_bytes)
             directory = DataDirectory.open(config.data, disk=reserved, node_id=config.node_id, cluster_id=cluster_id)
             try:

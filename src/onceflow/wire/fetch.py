@@ -59,7 +59,6 @@ _LIMITS_SESSION_AND_TOPIC = struct.Struct(">iiiibiiBB")
 """..., and two compact lengths: number of topics, and that of the first one's name."""
 _AFTER_ONE_REQUESTED = b"\x00\x00\x01\x01\x00"
 """No tagged fields of partition and topic, no forgotten topics, no rack, no tagged fields."""
-_NO_PREFERRED_REPLICA = INT32.pack(-1)
 
 _AFTER_ONE_RESPONDED = bytes(3)
 """No tagged fields of partition, topic and response."""
@@ -91,6 +90,8 @@ class FetchRequest(NamedTuple):
     session_id: int
     session_epoch: int
     topics: list[tuple[str, list[FetchPartition]]]
+    rack_id: str = ""
+    """Rack of the client, from version 11 on."""
 
 
 class PartitionResponse(NamedTuple):
@@ -98,6 +99,7 @@ class PartitionResponse(NamedTuple):
 
     `aborted`: (producer id, first offset) for read_committed, None (null) for read_uncommitted. `diverging_epoch`:
     (leader epoch, end offset) where the reader's log and the leader's part, from version 12 on.
+    `preferred_read_replica`: a broker that the client reads from instead (KIP-392), from version 11 on.
     """
 
     partition: int
@@ -108,6 +110,7 @@ class PartitionResponse(NamedTuple):
     records_bytes: int
     aborted: Sequence[tuple[int, int]] | None = None
     diverging_epoch: tuple[int, int] | None = None
+    preferred_read_replica: int = -1
 
 
 class FetchedPartition(NamedTuple):
@@ -122,6 +125,7 @@ class FetchedPartition(NamedTuple):
     aborted: list[tuple[int, int]]
     records: memoryview
     diverging_epoch: tuple[int, int] | None = None
+    preferred_read_replica: int = -1
 
 
 class FetchResponse(NamedTuple):
@@ -144,7 +148,7 @@ def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int 
             return asked
     flexible = version >= _FLEXIBLE_FROM
     position = header.body_position
-    session_id, session_epoch = 0, -1
+    session_id, session_epoch, rack_id = 0, -1, ""
     try:
         limits = _LIMITS.unpack_from(frame, position)
         position += _LIMITS.size
@@ -155,12 +159,12 @@ def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int 
         if version >= _SESSIONS_FROM:
             position = _skip_forgotten(frame, position, header.tags_max, flexible=flexible)
         if version >= _RACK_FROM:
-            _, position = read_string(frame, position, flexible=flexible)
+            rack_id, position = read_string(frame, position, flexible=flexible)
         if flexible:
             position = skip_tags(frame, position, header.tags_max)
     except (*SHORT_OF_BYTES, MalformedFrame) as error:
         raise MalformedFrame(f"Fetch request version {version}: {error}") from error
-    return FetchRequest._make((*limits, session_id, session_epoch, topics))
+    return FetchRequest._make((*limits, session_id, session_epoch, topics, rack_id))
 
 
 def _parse_one(frame: memoryview, position: int) -> FetchRequest | None:
@@ -182,7 +186,7 @@ def _parse_one(frame: memoryview, position: int) -> FetchRequest | None:
     except SHORT_OF_BYTES:
         return None
     asked = FetchPartition(partition, epoch, offset, log_start_offset, max_bytes, last_epoch)
-    return FetchRequest._make((*fixed[:7], [(name, [asked])]))
+    return FetchRequest._make((*fixed[:7], [(name, [asked])], ""))
 
 
 def _read_topics(
@@ -260,7 +264,7 @@ def encode_response(
         name, partitions = topics[0]
         if len(partitions) == 1:
             data = partitions[0]
-            if not (data.aborted or data.error_code or data.diverging_epoch):
+            if not (data.aborted or data.error_code or data.diverging_epoch) and data.preferred_read_replica < 0:
                 return _encode_one(correlation_id, name, data)
     return _encode_response(version, correlation_id, topics, error_code, throttle_ms)
 
@@ -347,12 +351,12 @@ def _append_response(piece: bytearray, version: int, data: PartitionResponse) ->
             if flexible:
                 piece.append(0)
     if version >= _RACK_FROM:
-        piece += _NO_PREFERRED_REPLICA
+        piece += INT32.pack(data.preferred_read_replica)
     append_count(piece, data.records_bytes, flexible=flexible)
 
 
 def encode_request(version: int, correlation_id: int, client_id: str | None, request: FetchRequest) -> bytes:
-    """Encode a whole request, size included, without a session's forgotten topics and without a rack."""
+    """Encode a whole request, size included, without a session's forgotten topics."""
     flexible = version >= _FLEXIBLE_FROM
     buffer = bytearray(4)
     append_request_header(buffer, FETCH, version, correlation_id, client_id, flexible=flexible)
@@ -370,7 +374,7 @@ def encode_request(version: int, correlation_id: int, client_id: str | None, req
     if version >= _SESSIONS_FROM:
         append_count(buffer, 0, flexible=flexible)
     if version >= _RACK_FROM:
-        append_string(buffer, "", flexible=flexible)
+        append_string(buffer, request.rack_id, flexible=flexible)
     if flexible:
         buffer.append(0)
     INT32.pack_into(buffer, 0, len(buffer) - 4)
@@ -435,6 +439,7 @@ def _read_fetched(view: memoryview, position: int, version: int, topic: str) -> 
         fixed = (*_RESPONDED_FROM_4.unpack_from(view, position), -1)
         position += _RESPONDED_FROM_4.size
     aborted = []
+    preferred_read_replica = -1
     count, position = read_count(view, position, flexible=flexible, element_bytes_min=_ABORTED.size, nullable=True)
     for _ in range(count):
         aborted.append(_ABORTED.unpack_from(view, position))
@@ -442,7 +447,8 @@ def _read_fetched(view: memoryview, position: int, version: int, topic: str) -> 
         if flexible:
             position = skip_tags(view, position)
     if version >= _RACK_FROM:
-        position += len(_NO_PREFERRED_REPLICA)
+        (preferred_read_replica,) = INT32.unpack_from(view, position)
+        position += INT32.size
     records, position = read_nullable_bytes(view, position, flexible=flexible)
     diverging_epoch = None
     if flexible:
@@ -458,6 +464,7 @@ def _read_fetched(view: memoryview, position: int, version: int, topic: str) -> 
         aborted,
         view[0:0] if records is None else records,
         diverging_epoch,
+        preferred_read_replica,
     )
     return fetched, position
 

@@ -361,7 +361,10 @@ class Fetcher:
         if not self._all.is_current(following):
             return
         log = following.log
+        visible = log.high_watermark
         log.advance_high_watermark(min(fetched.high_watermark, log.durability.stored_offset))
+        if log.high_watermark > visible and following.partition.watchers:
+            following.partition.wake()
         if log.log_start_offset < fetched.log_start_offset <= log.high_watermark:
             await self._all.advance_start({following.partition: fetched.log_start_offset})
 

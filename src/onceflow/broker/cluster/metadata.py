@@ -154,7 +154,7 @@ class RegistryMetadata:
         look = self._look(refuse_damaged)
         seen = look.seen
         self._security.adopt(look.security)
-        self._topics.brokers = [broker.broker_id for broker in seen.brokers]
+        self._adopt_brokers(seen)
         for topic in seen.topics:
             for record in records_of(topic):
                 self._topics.replay(record)
@@ -163,6 +163,10 @@ class RegistryMetadata:
         if self._registry.is_controller:
             self._begin_term(look)
             self._repair(seen)
+
+    def _adopt_brokers(self, seen: Seen) -> None:
+        self._topics.brokers = [broker.broker_id for broker in seen.brokers]
+        self._topics.racks = {broker.broker_id: broker.rack for broker in seen.brokers if broker.rack is not None}
 
     def _repair(self, seen: Seen) -> None:
         """Complete the writes that a crash of a controller has prevented."""
@@ -502,7 +506,7 @@ class RegistryMetadata:
         live = [broker.broker_id for broker in look.seen.brokers]
         # Without this broker, it was a look between two sessions: another one follows.
         if self._registry.broker_id in live:
-            self._topics.brokers = live
+            self._adopt_brokers(look.seen)
             if self._controller is not None:
                 # Another epoch if the session was replaced.
                 self._controller.epoch = self._registry.term.epoch

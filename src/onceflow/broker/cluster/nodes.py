@@ -218,7 +218,9 @@ def decode_number(path: str, value: bytes) -> int:
         raise damaged(path, value, str(error)) from error
 
 
-def broker(endpoints: Sequence[Endpoint], protocols: Mapping[str, str], now_ms: int) -> BrokerNode:
+def broker(
+    endpoints: Sequence[Endpoint], protocols: Mapping[str, str], now_ms: int, rack: str | None = None
+) -> BrokerNode:
     """Return the value of a broker that clients reach at these addresses, with the protocol of each listener.
 
     `host` and `port` are those of the first plaintext listener, for old clients (kafka.zk.BrokerIdZNode.encode).
@@ -228,6 +230,7 @@ def broker(endpoints: Sequence[Endpoint], protocols: Mapping[str, str], now_ms: 
     return BrokerNode(
         listener_security_protocol_map={endpoint.listener: protocols[endpoint.listener] for endpoint in endpoints},
         endpoints=[_endpoint_text(endpoint) for endpoint in endpoints],
+        rack=msgspec.UNSET if rack is None else rack,
         host=host,
         port=port,
         timestamp=str(now_ms),

@@ -166,12 +166,12 @@ class Registry:
 
     # Joining
 
-    def join(self, endpoints: Sequence[Endpoint], protocols: Mapping[str, str]) -> None:
-        """Register this broker with its addresses, and become the controller if there is none.
+    def join(self, endpoints: Sequence[Endpoint], protocols: Mapping[str, str], rack: str | None = None) -> None:
+        """Register this broker with its addresses and rack, and become the controller if there is none.
 
         Raises RegistrationRefused.
         """
-        self._own = nodes.broker(endpoints, protocols, self._clock.now_ms())
+        self._own = nodes.broker(endpoints, protocols, self._clock.now_ms(), rack)
         self._repeat(self._join)
         self.elect()
 

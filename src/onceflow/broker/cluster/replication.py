@@ -124,6 +124,18 @@ class Led:
         leader's."""
         return self.partition.log.high_watermark >= self.state.epoch_start_offset
 
+    def preferred_replica(self, rack: str, offset: int, racks: Mapping[int, str | None]) -> int | None:
+        """Return the in-sync follower in a rack that has the records before an offset and is the most advanced one
+        (RackAwareReplicaSelector); None if this broker is in the rack. `racks` has the brokers that clients reach."""
+        if racks.get(self._replication.broker_id) == rack:
+            return None
+        ready = {
+            broker_id: (follower.end_offset, follower.caught_up_ms, broker_id)
+            for broker_id, follower in self.state.followers.items()
+            if broker_id in self.state.isr and racks.get(broker_id) == rack and follower.end_offset >= offset
+        }
+        return max(ready, key=ready.__getitem__, default=None)
+
     def fetched(self, broker_id: int, offset: int) -> bool:
         """Record a follower's fetch; return whether the broker is a replica."""
         log, now_ms = self.partition.log, self._replication.now_ms()
@@ -193,7 +205,7 @@ class Replication:
         self.is_alive = is_alive
         self.alter = controller.alter_partition
         self._controller = controller
-        self._broker_id = broker_id
+        self.broker_id = broker_id
         self._fetchers = fetchers
         self._lag = lag
         self._clock = clock
@@ -236,7 +248,7 @@ class Replication:
             # Of a start: what the other replicas have is unknown.
             log.wait_for_replicas(log.log_start_offset)
         leader_state = LeaderState(
-            self._broker_id, state, self._lag, epoch_start_offset=log.log_end_offset, now_ms=self.now_ms()
+            self.broker_id, state, self._lag, epoch_start_offset=log.log_end_offset, now_ms=self.now_ms()
         )
         log.begin_epoch(state.leader_epoch)
         partition.leader_epoch = state.leader_epoch

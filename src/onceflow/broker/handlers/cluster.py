@@ -68,7 +68,8 @@ def handle_describe_cluster(node: Node, request: Request) -> None:
 
 def _brokers(node: Node, endpoint: Endpoint) -> list[dict[str, Any]]:
     """Return the live brokers, with their addresses for clients of this listener."""
-    brokers = [(node.node_id, endpoint, None)] if node.cluster is None else node.cluster.view.nodes(endpoint.listener)
+    alone = [(node.node_id, endpoint, node.config.rack)]
+    brokers = alone if node.cluster is None else node.cluster.view.nodes(endpoint.listener)
     return [
         {"broker_id": broker_id, "host": address.host, "port": address.port, "rack": rack, "is_fenced": False}
         for broker_id, address, rack in brokers

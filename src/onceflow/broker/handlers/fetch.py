@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 FULL_SESSION_EPOCHS = (0, -1)
 """Epochs of a fetch that names all its partitions, to start a session or without one (KIP-227's FetchMetadata)."""
 
+FOLLOWERS_FROM = 11
+"""First version of clients that may read from followers."""
+
 WORK_PER_PARTITION = 4
 """Approximate microseconds to read a partition."""
 
@@ -74,8 +77,10 @@ class PendingFetch:
         "_is_due",
         "_is_reading",
         "_max_bytes",
+        "_may_follow",
         "_moved",
         "_node",
+        "_rack",
         "_refused",
         "_request",
         "_request_bytes",
@@ -98,6 +103,9 @@ class PendingFetch:
         if node.throttling.quotas.counts:
             quota_bytes_max = node.throttling.usage.fetch_bytes_max(request.principal.name, request.client_id)
             self._max_bytes = min(self._max_bytes, quota_bytes_max or self._max_bytes)
+        self._may_follow = node.cluster is not None and body.replica_id < 0 and request.version >= FOLLOWERS_FROM
+        """Whether a follower may serve it (KIP-392)."""
+        self._rack = body.rack_id if self._may_follow and node.config.reads_by_rack else ""
         self._wanted_bytes = min(body.min_bytes, self._max_bytes)
         self._watched: dict[Partition, FetchPartition] = {}
         self._sizes: dict[Partition, int] = {}
@@ -132,11 +140,29 @@ class PendingFetch:
         watcher = self._on_moved
         for topic, partitions in self._body.topics:
             for wanted in partitions:
-                partition = self._node.partitions.get(topic, wanted.partition)
+                partition = self._partition(topic, wanted.partition)
                 if partition is not None:
                     self._watchers_of(partition).add(watcher)
                     self._watched[partition] = wanted
         self._node.parked_fetches.add(self, len(self._watched))
+
+    def _partition(self, topic: str, index: int) -> Partition | None:
+        """Return the partition that this broker leads, or follows if that is enough for the client."""
+        partition = self._node.partitions.get(topic, index)
+        if partition is None and self._may_follow:
+            assert self._node.cluster is not None
+            following = self._node.cluster.replication.following((topic, index))
+            return None if following is None else following.partition
+        return partition
+
+    def _preferred_replica(self, partition: Partition, offset: int) -> int | None:
+        """Return the follower in the client's rack that it should read from."""
+        assert self._node.cluster is not None
+        led = self._node.cluster.replication.led(partition)
+        if led is None:
+            return None
+        nodes = self._node.cluster.view.nodes(self._request.endpoint.listener)
+        return led.preferred_replica(self._rack, offset, {broker_id: rack for broker_id, _address, rack in nodes})
 
     def _watchers_of(self, partition: Partition) -> set[Watcher]:
         """Return the fetches that are woken by what this one waits for: any record, or a visible one."""
@@ -252,7 +278,7 @@ class PendingFetch:
         return result
 
     def _read_one(self, topic: str, wanted: FetchPartition, result: ReadResult) -> PartitionResponse:
-        partition = self._node.partitions.get(topic, wanted.partition)
+        partition = self._partition(topic, wanted.partition)
         if partition is None or (self._timer is not None and partition not in self._watched):
             # Also if it was created while this fetch waits: nothing would wake the fetch for it.
             return _error(result, wanted, self._node.partitions.error_of_missing(topic, wanted.partition))
@@ -262,6 +288,8 @@ class PendingFetch:
             return _error(result, wanted, ErrorCode.unknown_leader_epoch)
         if 0 <= wanted.current_leader_epoch < partition.leader_epoch:
             return _error(result, wanted, ErrorCode.fenced_leader_epoch)
+        if self._rack and (preferred := self._preferred_replica(partition, wanted.fetch_offset)) is not None:
+            return _redirected(result, wanted, partition, preferred)
         visible = partition.log.visible
         high_watermark, last_stable_offset = visible.high_watermark, visible.last_stable_offset
         is_replica = self._body.replica_id >= 0
@@ -433,6 +461,23 @@ def _diverging(result: ReadResult, wanted: FetchPartition, partition: Partition,
         0,
         None,
         parted,
+    )
+
+
+def _redirected(
+    result: ReadResult, wanted: FetchPartition, partition: Partition, preferred_read_replica: int
+) -> PartitionResponse:
+    """Return the response, at once and without records, to a client with a replica in its rack."""
+    result.is_final = True
+    visible = partition.log.visible
+    return PartitionResponse(
+        wanted.partition,
+        0,
+        visible.high_watermark,
+        visible.last_stable_offset,
+        partition.log.log_start_offset,
+        0,
+        preferred_read_replica=preferred_read_replica,
     )
 
 

@@ -180,7 +180,8 @@ def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | b
 
     host, port, listener = request.endpoint
     if node.cluster is None:
-        head = metadata.encode_head(version, [(node.node_id, host, port, None)], node.cluster_id, node.node_id)
+        alone = [(node.node_id, host, port, node.config.rack)]
+        head = metadata.encode_head(version, alone, node.cluster_id, node.node_id)
     else:
         view = node.cluster.view
         brokers = [(broker_id, *address[:2], rack) for broker_id, address, rack in view.nodes(listener)]

@@ -176,6 +176,9 @@ HOST = Word(r"[A-Za-z0-9.:_-]+", "a host name or an IP address", "HOST")
 CLUSTER_ID = Word(r"[a-zA-Z0-9_-]{1,22}", "1 to 22 of the characters a-z, A-Z, 0-9, - and _", "ID")
 """Id of a cluster, at most as long as a UUID in base64."""
 
+RACK = Word(r"[^\x00-\x1f]{1,249}", "a name of up to 249 characters", "NAME")
+"""Place of a broker, such as an availability zone."""
+
 ZOOKEEPER = Word(
     r"[^\s/,]+(,[^\s/,]+)*(/[^\s,]*)?", "HOST:PORT,HOST:PORT/CHROOT, such as 127.0.0.1:2181/kafka", "HOST:PORT/CHROOT"
 )

@@ -5,8 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.settings.kinds import BOOLEAN, INT32_MAX, INT64_MAX, SettingRefused, Whole
+from onceflow.broker.settings.kinds import BOOLEAN, INT32_MAX, INT64_MAX, RACK, Choice, SettingRefused, Whole
 from onceflow.broker.settings.setting import Setting
+
+SELECTOR = Choice(
+    {
+        "org.apache.kafka.common.replica.LeaderSelector": False,
+        "org.apache.kafka.common.replica.RackAwareReplicaSelector": True,
+    }
+)
 
 REPLICATION = (
     Setting(
@@ -29,6 +36,20 @@ REPLICATION = (
         Whole(1, 32767),
         "Number of replicas of a new topic's partitions, if its creation does not say it. Without"
         " `zookeeper.connect` only 1 can be reached.",
+    ),
+    Setting(
+        "broker.rack",
+        "rack",
+        RACK,
+        "Rack, or availability zone, of the broker. New partitions get replicas in different racks if all brokers of a"
+        " cluster have one.",
+    ),
+    Setting(
+        "replica.selector.class",
+        "reads_by_rack",
+        SELECTOR,
+        "Whether clients with `client.rack` are sent to an in-sync replica in their rack (KIP-392):"
+        " RackAwareReplicaSelector; by default they read from leaders.",
     ),
     Setting(
         "controlled.shutdown.enable",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import randrange
 
 from onceflow.broker.topics import configs as topic_configs
-from onceflow.broker.topics.assignment import assign_replicas
+from onceflow.broker.topics.assignment import assign_replicas, assign_to_racks
 from onceflow.broker.topics.records import (
     ConfigRecord,
     MetadataRecord,
@@ -110,6 +110,8 @@ class Topics:
         self.replication_factor_default = 1
         self.brokers: Collection[int] = (node_id,)
         """Live brokers, among which new partitions are assigned."""
+        self.racks: Mapping[int, str] = {}
+        """Racks of the live brokers that have one."""
         self._by_metric_name: dict[str, str] = {}
         self._make_uuid = make_uuid
 
@@ -170,7 +172,23 @@ class Topics:
             )
         count = self.partition_count_default if new.partition_count == -1 else new.partition_count
         start, shift = randrange(len(self.brokers)), randrange(len(self.brokers))
-        return assign_replicas(sorted(self.brokers), count, replication_factor, start=start, shift=shift)
+        return self._assign(count, replication_factor, start=start, shift=shift)
+
+    def _assign(
+        self, count: int, replication_factor: int, *, start: int, shift: int, first: int = 0
+    ) -> list[tuple[int, ...]]:
+        """Return the brokers of new partitions, in different racks if the brokers have some
+        (AdminUtils.assignReplicasToBrokers)."""
+        brokers = sorted(self.brokers)
+        if not self.racks:
+            return assign_replicas(brokers, count, replication_factor, start=start, shift=shift, first=first)
+        if any(broker not in self.racks for broker in brokers):
+            raise TopicRefused(
+                ErrorCode.unknown_server_error,
+                "Not all brokers have rack information for replica rack aware assignment.",
+            )
+        racks = {broker: self.racks[broker] for broker in brokers}
+        return assign_to_racks(racks, count, replication_factor, start=start, shift=shift, first=first)
 
     def _check_assignments(self, new: NewTopic) -> None:
         """Check that counts are unset and each partition occurs once, as in ReplicationControlManager.createTopic."""
@@ -239,9 +257,7 @@ class Topics:
             brokers = sorted(self.brokers)
             start = next((at for at, broker in enumerate(brokers) if broker >= topic.replicas[0][0]), 0)
             replication_factor = min(len(topic.replicas[0]), len(brokers))
-            assigned = assign_replicas(
-                brokers, count - present, replication_factor, start=start, shift=start, first=present
-            )
+            assigned = self._assign(count - present, replication_factor, start=start, shift=start, first=present)
         return [PartitionRecord(present + at, topic.topic_id, to[0], to) for at, to in enumerate(assigned)]
 
     def _check_new_assignments(self, count: int, assignments: Sequence[Assignment]) -> None:
