@@ -1,7 +1,9 @@
 """Kafka's tools: those of 2.8 with `--zookeeper`, the last that write to ZooKeeper themselves, and those of 3.9."""
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +108,25 @@ def test_security_tools(tree: Tree, run_tool: RunTool) -> None:
         described = run_tool("ConfigCommand", "--describe", "--entity-type", "users", "--entity-name", "a da")
         assert "producer_byte_rate=1000" in described and "consumer_byte_rate=7" in described
         assert "SCRAM-SHA-256=salt=" in described and "SCRAM-SHA-512=salt=" in described
+
+
+def test_reassignments_with_zookeeper(tree: Tree, run_tool: RunTool, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    partition = {"topic": "visits", "partition": 0}
+    plan.write_text(json.dumps({"version": 1, "partitions": [{**partition, "replicas": [2, 1]}]}))
+    elections = tmp_path / "elections.json"
+    elections.write_text(json.dumps({"partitions": [partition]}))
+    settings: dict[str, str | int] = {"zookeeper.connect": tree.connect}
+    with Broker(settings=settings), Broker(settings={**settings, "broker.id": 2}):
+        tree.await_that(lambda: tree.children("/brokers/ids") == ["1", "2"])
+        run_tool("TopicCommand", "--create", "--topic", "visits", "--replica-assignment", "1")
+        state = "/brokers/topics/visits/partitions/0/state"
+        tree.await_that(lambda: tree.exists(state))
+        words = ["--reassignment-json-file", str(plan)]
+        assert "Successfully started" in run_tool("ReassignPartitionsCommand", *words, "--execute")
+        tree.await_that(lambda: not tree.exists("/admin/reassign_partitions"))
+        assert tree.json("/brokers/topics/visits")["partitions"] == {"0": [2, 1]}
+        assert "is complete" in run_tool("ReassignPartitionsCommand", *words, "--verify")
+        run_tool("PreferredReplicaLeaderElectionCommand", "--path-to-json-file", str(elections))
+        tree.await_that(lambda: not tree.exists("/admin/preferred_replica_election"))
+        assert tree.json(state)["leader"] == 2

@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     Mutant(
         "log/directory.py",
-        "        for offsets in (self.log_start_offsets, self.cleaner_offsets):\n"
+        "        for offsets in (self.log_start_offsets, self.cleaner_offsets, self.high_watermarks):\n"
         "            offsets.forget([(topic, partition)])\n",
         "",
         _HOUSEKEEPING + "test_a_recreated_topic_starts_at_zero",
