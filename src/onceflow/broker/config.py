@@ -133,6 +133,7 @@ class BrokerConfig:
     replica_fetch_bytes_max: int = 1024**2
     replica_fetch_response_bytes_max: int = 10 * 1024**2
     replica_fetch_backoff_ms: int = 1_000
+    high_watermark_interval_ms: int = 5_000
     rack: str | None = None
     reads_by_rack: bool = False
     """Whether clients read from a replica in their rack."""

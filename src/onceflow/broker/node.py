@@ -250,6 +250,7 @@ class Node:
             thread=self.housekeeping_thread,
             address_of=view.inter_broker_address,
             advance_start=self.housekeeping.delete_records,
+            lower_high_watermark=lambda place, offset: self.directory.high_watermarks.replace({place: offset}),
             is_busy=lambda partition: self.housekeeping.cleaner.compacting is partition,
         )
         return Replication(
@@ -259,6 +260,7 @@ class Node:
             clock=self.clock,
             deferred=self.deferred,
             is_alive=lambda broker_id: broker_id in view.brokers,
+            stored_high_watermark=self.directory.high_watermarks.get,
             controller=ControllerClient(self.node_id, ToController(view, f"broker-{self.node_id}"), metadata),
         )
 
@@ -466,6 +468,12 @@ class Node:
             partition.log.durability.fail(error)
             partition.fail(ErrorCode.kafka_storage_error)
 
+    async def _store_high_watermarks(self) -> None:
+        try:
+            await self.housekeeping.store_high_watermarks()
+        except OSError as error:
+            logger.error("high watermarks could not be stored: %s", error)
+
     async def close(self) -> bool:
         """Sync and close every log, mark the directory clean, and return True; False if a log failed."""
         if self.cluster is not None:
@@ -473,6 +481,7 @@ class Node:
             await self.cluster.participants.close()
             await self.cluster.verifications.close()
             await self.cluster.replication.close()
+            await self._store_high_watermarks()
         await self.housekeeping.close()
         await self.group_commit.close()
         self.housekeeping_thread.shutdown()

@@ -4,7 +4,8 @@
     meta.properties       Kafka's: version=1, cluster.id, node.id, directory.id
     .kafka_cleanshutdown  exists if the last broker synced and closed every log
     .reserve              space for a full disk (onceflow.log.reserve)
-    log-start-offset-checkpoint, cleaner-offset-checkpoint  (onceflow.log.offset_checkpoint)
+    log-start-offset-checkpoint, cleaner-offset-checkpoint, replication-offset-checkpoint
+                          (onceflow.log.offset_checkpoint)
     TOPIC-N/              the log of one partition (onceflow.log.partition)
     TOPIC-N.ID-delete/    a log being deleted; after a crash the next start removes it
 
@@ -23,7 +24,7 @@ from uuid import UUID, uuid4
 from onceflow.log.checkpoint import encode_uuid
 from onceflow.log.disk import Disk, read_file, replace_file
 from onceflow.log.errors import DataDirectoryRefused
-from onceflow.log.offset_checkpoint import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
+from onceflow.log.offset_checkpoint import CLEANER_FILE, HIGH_WATERMARK_FILE, LOG_START_FILE, OffsetCheckpoint
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
 
@@ -52,6 +53,7 @@ class DataDirectory:
         """Whether the last broker synced and closed every log."""
         self.log_start_offsets = OffsetCheckpoint(disk, path / LOG_START_FILE)
         self.cleaner_offsets = OffsetCheckpoint(disk, path / CLEANER_FILE)
+        self.high_watermarks = OffsetCheckpoint(disk, path / HIGH_WATERMARK_FILE)
         self._disk = disk
         self._lock = lock
         self._lock_path = str(path / _LOCK_FILE)
@@ -99,7 +101,7 @@ class DataDirectory:
         path = self.partition_path(topic, partition)
         if not self._disk.exists(path):
             return
-        for offsets in (self.log_start_offsets, self.cleaner_offsets):
+        for offsets in (self.log_start_offsets, self.cleaner_offsets, self.high_watermarks):
             offsets.forget([(topic, partition)])
         doomed = path.with_name(f"{path.name[:200]}.{uuid4().hex}{_DELETE_SUFFIX}")
         self._disk.rename(path, doomed)

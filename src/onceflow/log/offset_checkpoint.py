@@ -7,7 +7,8 @@
 
 `log-start-offset-checkpoint` has each log's start, which may be in the middle of a segment. It is durable before a
 client learns the start and before a segment file is touched: a start below which reads were refused never decreases.
-`cleaner-offset-checkpoint` has the end of each log's compacted part. A partition without a line has offset 0.
+`cleaner-offset-checkpoint` has the end of each log's compacted part, `replication-offset-checkpoint` the high watermark
+of each replica. A partition without a line has offset 0.
 """
 
 import threading
@@ -21,6 +22,7 @@ from onceflow.wire import TopicPartition
 
 LOG_START_FILE = "log-start-offset-checkpoint"
 CLEANER_FILE = "cleaner-offset-checkpoint"
+HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
 
 _VERSION = "0"
 
@@ -44,6 +46,13 @@ class OffsetCheckpoint:
             later = {key: offset for key, offset in offsets.items() if offset > self._offsets.get(key, 0)}
             if later:
                 self._write({**self._offsets, **later})
+
+    def replace(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set offsets, lower ones too. Blocks; raises OSError and keeps the old ones."""
+        with self._lock:
+            changed = {**self._offsets, **offsets}
+            if changed != self._offsets:
+                self._write(changed)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Remove partitions before their directories, so that a later topic of that name starts at 0. Blocks; raises

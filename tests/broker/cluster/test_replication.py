@@ -16,7 +16,7 @@ from onceflow.log.disk import RealDisk
 from onceflow.log.offset_checkpoint import parse_offsets
 from onceflow.log.partition import PartitionLog
 from onceflow.wire.errors import ErrorCode
-from tests.broker.cluster.conftest import Brokers, Tree, create_on
+from tests.broker.cluster.conftest import Brokers, NewBroker, Tree, create_on
 from tests.broker.raw_client import batch_of, connected
 
 
@@ -159,6 +159,19 @@ def test_returning_follower_becomes_equal(brokers: Brokers, tree: Tree) -> None:
     assert log(brokers, leader, "clicks").endswith(tail)
 
 
+def test_high_watermarks_are_stored(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    """Apache Kafka writes the same file."""
+    checkpoint = tmp_path / "1" / "replication-offset-checkpoint"
+    brokers = Brokers(new_broker, tmp_path)
+    brokers.start(1, replica_high_watermark_checkpoint_interval_ms=0)
+    try:
+        create_on(brokers, "clicks", [1])
+        send(brokers.bootstrap, "clicks", [b"first", b"second"])
+        tree.await_that(lambda: checkpoint.exists() and "clicks 0 2" in checkpoint.read_text().splitlines())
+    finally:
+        brokers.stop(1)
+
+
 def test_an_unclean_leader_loses_records(brokers: Brokers, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
     """The replica that has them removes them when it returns."""
     create_on(brokers, "clicks", [2, 3])
@@ -178,4 +191,5 @@ def test_an_unclean_leader_loses_records(brokers: Brokers, tree: Tree, caplog: p
     tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
     tree.await_that(lambda: log(brokers, 2, "clicks") == log(brokers, 3, "clicks"))
     assert read(brokers.bootstrap, "clicks", 2) == [b"kept", b"new"]
+    assert "clicks-0: the records from 1 to 3 are lost: broker 3" in caplog.text
     assert "leader_recovery_state" not in state(tree, "clicks")

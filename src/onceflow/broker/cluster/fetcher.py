@@ -24,6 +24,7 @@ from onceflow.broker.storage.partitions import Partition, Place, Watcher
 from onceflow.log.epochs import NO_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
+from onceflow.log.recovery import Loaded
 from onceflow.log.truncation import Truncation
 from onceflow.wire import apis, fetch
 from onceflow.wire.errors import ErrorCode, WireError
@@ -143,9 +144,14 @@ class Fetchers:
         address_of: AddressOf,
         advance_start: AdvanceStart,
         is_busy: Callable[[Partition], bool],
+        lower_high_watermark: Callable[[Place, int], None],
         connect: Connect = connect_plaintext,
     ) -> None:
-        """`thread` truncates logs; not those for which `is_busy`, which are compacted at the moment."""
+        """`thread` truncates logs; not those for which `is_busy`, which are compacted at the moment.
+
+        `lower_high_watermark` stores it before visible records are removed. Raises OSError.
+        """
+        self.lower_high_watermark = lower_high_watermark
         self.broker_id = broker_id
         self.limits = limits
         self.group_commit = group_commit
@@ -389,7 +395,9 @@ class Fetcher:
         log = following.log
         visible = log.high_watermark
         try:
-            loaded = await asyncio.get_running_loop().run_in_executor(self._all.thread, truncation.run)
+            loaded = await asyncio.get_running_loop().run_in_executor(
+                self._all.thread, self._cut, following.place, truncation, visible
+            )
         except OSError as error:
             logger.error("%s could not be truncated: %s", following.partition, error)
             log.fail_truncation(error)
@@ -407,6 +415,12 @@ class Fetcher:
             following.is_truncating = False
             if following.removed is not None:
                 following.removed()
+
+    def _cut(self, place: Place, truncation: Truncation, visible: int) -> Loaded:
+        if truncation.offset < visible:
+            # After a crash, the high watermark must not cover what is copied to this place later.
+            self._all.lower_high_watermark(place, truncation.offset)
+        return truncation.run()
 
     async def _reenter(self, following: Following) -> None:
         """Find a place in the leader's log again, after the end of this one was outside of it. Raises OSError."""

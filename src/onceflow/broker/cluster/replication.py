@@ -199,8 +199,13 @@ class Replication:
         deferred: DeferredCalls,
         is_alive: Callable[[int], bool],
         controller: ControllerRequests,
+        stored_high_watermark: Callable[[str, int], int],
     ) -> None:
-        """`is_alive`: whether a broker may join the in-sync replicas."""
+        """`is_alive`: whether a broker may join the in-sync replicas.
+
+        `stored_high_watermark`: the high watermark of a partition before the start.
+        """
+        self._stored_high_watermark = stored_high_watermark
         self.deferred = deferred
         self.is_alive = is_alive
         self.alter = controller.alter_partition
@@ -244,9 +249,7 @@ class Replication:
 
     def _begin(self, partition: Partition, topic_id: UUID, state: PartitionState, leading: Callable[[], None]) -> None:
         log = partition.log
-        if not log.durability.waits_for_replicas:
-            # Of a start: what the other replicas have is unknown.
-            log.wait_for_replicas(log.log_start_offset)
+        self._wait_for_replicas(partition)
         leader_state = LeaderState(
             self.broker_id, state, self._lag, epoch_start_offset=log.log_end_offset, now_ms=self.now_ms()
         )
@@ -261,11 +264,15 @@ class Replication:
         """Copy a partition from its leader, which may be unknown (-1)."""
         place = partition.topic, partition.index
         self._led.pop(place, None)
-        log = partition.log
-        if not log.durability.waits_for_replicas:
-            log.wait_for_replicas(log.log_start_offset)
+        self._wait_for_replicas(partition)
         partition.leader_epoch = state.leader_epoch
         self._fetchers.follow(partition, state.leader, state.leader_epoch)
+
+    def _wait_for_replicas(self, partition: Partition) -> None:
+        """Begin after a start: what the other replicas have beyond the stored high watermark is unknown."""
+        if not partition.log.durability.waits_for_replicas:
+            stored = self._stored_high_watermark(partition.topic, partition.index)
+            partition.log.wait_for_replicas(stored)
 
     def stop(self, place: Place, stopped: Callable[[], None]) -> None:
         """Neither lead nor follow a partition; `stopped` is called once its log is not used any more."""

@@ -96,7 +96,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "group.coordinator.": _ONE_LOOP,
     "request.timeout.ms": "there is no other broker to connect to",
     "socket.connection.setup.": "there is no other broker to connect to",
-    "replica.high.watermark.checkpoint.interval.ms": "a broker learns its high watermarks from the other replicas",
     "replica.socket.receive.buffer.bytes": "the operating system chooses the size of this buffer",
     "replication.quota.": _ONE_BROKER,
     "alter.log.dirs.": "there is one directory",

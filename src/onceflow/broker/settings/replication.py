@@ -101,6 +101,12 @@ REPLICATION = (
         " Only Kafka's releases before 0.9 had this setting.",
     ),
     Setting(
+        "replica.high.watermark.checkpoint.interval.ms",
+        "high_watermark_interval_ms",
+        Whole(0, INT64_MAX),
+        "How often the high watermarks of replicas are stored, from which a leader continues after a start.",
+    ),
+    Setting(
         "num.replica.fetchers",
         "replica_fetchers",
         Whole(1, 100),

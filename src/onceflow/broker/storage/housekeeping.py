@@ -76,6 +76,7 @@ class Housekeeping:
         self._thread = thread
         self._task: asyncio.Task[None] | None = None
         self._next_retention = self._after(min(config.retention_check_first_ms, config.retention_check_interval_ms))
+        self._next_high_watermarks = self._after(config.high_watermark_interval_ms)
         self._leftovers: set[Partition] = set()
         """Logs with an unsynced segment below their start."""
         self._unretired: list[tuple[float, Partition, Sequence[Segment]]] = []
@@ -126,8 +127,20 @@ class Housekeeping:
             await self._delete_segments_below_start(partition)
         await self._retire_due()
         await self._remove_retired()
+        if self._config.zookeeper_connect is not None and now >= self._next_high_watermarks:
+            self._next_high_watermarks = self._after(self._config.high_watermark_interval_ms)
+            await self.store_high_watermarks()
         if self._disk.is_full:
             await self._in_thread(self._disk.refill)
+
+    async def store_high_watermarks(self) -> None:
+        """Write `replication-offset-checkpoint` (ReplicaManager.checkpointHighWatermarks)."""
+        offsets = {
+            (partition.topic, partition.index): partition.log.high_watermark
+            for partition in self._partitions
+            if partition.replica is not None
+        }
+        await self._in_thread(lambda: self._directory.high_watermarks.replace(offsets))
 
     def _after(self, duration_ms: int) -> float:
         return self._clock.monotonic() + duration_ms / 1000
