@@ -169,6 +169,17 @@ class Brokers:
             controller_id: int = response.controller_id
             return controller_id
 
+    def await_brokers(self, from_broker: int) -> None:
+        """Wait until a broker has heard of all that run."""
+        deadline = time.monotonic() + 60
+        with connected(self.running[from_broker].bootstrap_servers) as client:
+            while True:
+                response = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
+                if {broker.node_id for broker in response.brokers} == self.running.keys():
+                    return
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
     def await_controller(self, from_broker: int) -> None:
         """Wait until a broker has heard of the controller: librdkafka asks again for it after a long pause."""
         deadline = time.monotonic() + 60
@@ -197,6 +208,7 @@ class Brokers:
 
 def create_on(brokers: Brokers, topic: str, replicas: list[int]) -> None:
     """Create a topic with one partition on these brokers."""
+    brokers.await_brokers(from_broker=1)
     wanted = {"name": topic, "num_partitions": -1, "replication_factor": -1, "configs": []}
     assignments = [{"partition_index": 0, "broker_ids": replicas}]
     with connected(brokers.running[1].bootstrap_servers) as client:

@@ -16,7 +16,8 @@ from onceflow.broker.cluster.registry import Registry
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
-from tests.broker.cluster.conftest import Brokers, NewBroker, Tree
+from tests.broker.cluster.conftest import Brokers, NewBroker, Tree, create_on
+from tests.broker.cluster.zookeeper_process import Link
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 PARTITIONS = 6
@@ -289,3 +290,34 @@ def test_default_replication_factor(new_broker: NewBroker, tree: Tree) -> None:
 def first_brokers(client: RawClient) -> list[int]:
     response = client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
     return [broker.node_id for broker in response.brokers]
+
+
+def test_a_deposed_controller_drops_its_decisions(
+    new_broker: NewBroker, tree: Tree, link: Link, tmp_path: Path
+) -> None:
+    """An election that it could not write is not an obstacle to serve under the next controller."""
+    brokers = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in brokers.running.values()])
+        behind_link = f"{link.address}{tree.chroot}"
+        brokers.start(1, zookeeper_connect=behind_link, zookeeper_session_timeout_ms=2000)
+        brokers.start(2)
+        create_on(brokers, "clicks", [2, 1])
+        brokers.stop(2)
+        tree.await_that(lambda: states(tree, "clicks")[0]["leader"] == 1)
+        brokers.start(2)
+        tree.await_that(lambda: sorted(states(tree, "clicks")[0]["isr"]) == [1, 2])
+        client = stack.enter_context(connected(brokers.running[1].bootstrap_servers))
+        link.cut()
+        wanted = [{"topic": "clicks", "partitions": [0]}]
+        client.send(apis.ELECT_LEADERS, 1, election_type=0, topic_partitions=wanted, timeout=milliseconds(1000))
+        tree.await_that(lambda: tree.exists("/controller") and tree.json("/controller")["brokerid"] == 2)
+        link.open()
+        (topic,) = client.receive(apis.ELECT_LEADERS, 1).replica_election_results
+        assert topic.partition_result[0].error_code == ErrorCode.not_controller
+        tree.await_that(lambda: sorted(states(tree, "clicks")[0]["isr"]) == [1, 2])
+        producer = Producer({"bootstrap.servers": brokers.bootstrap, "acks": "all"})
+        producer.produce("clicks", b"ann", partition=0)
+        assert producer.flush(60) == 0
+        assert tree.json("/controller")["brokerid"] == 2
+        assert tree.exists("/brokers/ids/1")

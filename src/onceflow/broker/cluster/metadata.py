@@ -8,9 +8,10 @@ Every broker follows what is written there (`cluster.watch`): what the controlle
 other programs write. A difference is replayed when ZooKeeper has all changes of this broker, since it is another's
 then. When there is no controller, one of the brokers is elected, reads everything, and begins its term.
 
-A controller whose session has ended may find another one elected. Then it resigns, unless changes of it are not applied
-yet: these are in its memory, but will never be in ZooKeeper, so it stops, as it does when a topic was created twice at
-the same time. The next start reads the topics again.
+A controller whose session has ended may find another one elected. Then it resigns. Its decisions about leaders and
+replicas that are not applied yet are dropped; a client's change of the topics that is not applied is in its memory, but
+will never be in ZooKeeper, so it stops, as it does when a topic was created twice at the same time. The next start
+reads the topics again.
 """
 
 import logging
@@ -106,7 +107,7 @@ class RegistryMetadata:
         self._unclean_default = unclean_default
         self._on_lost = on_lost
         self._on_removed = on_removed
-        self._queue = WriteQueue(self._on_failed, self._look_if_due)
+        self._queue = WriteQueue(self._on_failed, self._look_if_due, self._on_deposed)
         self._producer_ids = ProducerIds(registry, self._queue)
         self.next_producer_id = self._producer_ids.next
         self._controller: Controller | None = None
@@ -271,7 +272,7 @@ class RegistryMetadata:
             self._queue_decision(other)
         if completed:
             logger.info("reassigned: %s", ", ".join(f"{name}-{index}" for name, index in completed))
-            self._queue.add([partial(self._registry.end_reassignments, completed)])
+            self._queue.add([partial(self._registry.end_reassignments, completed)], is_decision=True)
 
     def _is_unclean_allowed(self, name: str) -> bool:
         topic = self._topics.by_name.get(name)
@@ -292,7 +293,8 @@ class RegistryMetadata:
         steps = [self._step(write) for write in (*before, *map(writes.assign, decision.assignments))]
         if decision.writes:
             steps.append(partial(self._registry.write_states, decision.writes))
-        self._queue.add(steps, partial(self._send, decision.requests) if decision.requests else None)
+        then = partial(self._send, decision.requests) if decision.requests else None
+        self._queue.add(steps, then, is_decision=not before)
 
     def _adopt_replicas(self, assignment: Assignment) -> None:
         topic = self._topics.by_id[assignment.topic_id]
@@ -359,6 +361,12 @@ class RegistryMetadata:
         if self._channels is not None:
             self._channels.close()
         self._on_lost(error)
+
+    def _on_deposed(self, error: OnceflowError) -> None:
+        """Leave the dropped decisions to the new controller, and read what it has decided."""
+        logger.warning("%s; this broker resigns", error)
+        self._resign()
+        self._queue.run(self._watch.look_again, lambda _none: self._look_soon())
 
     def _on_new_session(self) -> None:
         """Tell the loop, from kazoo's thread."""

@@ -1,7 +1,9 @@
 """The changes of a broker on ZooKeeper, applied one after another by a thread.
 
 `when_applied` calls back when the changes recorded so far are applied. While ZooKeeper is away the queue waits. A
-change that cannot be applied ends everything: the broker's state is then not that of ZooKeeper.
+change that cannot be applied ends everything: the broker's state is then not that of ZooKeeper. Except where another
+broker became the controller, and all changes left are decisions that only the former controller knows: these are
+dropped.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from onceflow.broker.cluster.registry import RegistryClosed
+from onceflow.broker.cluster.registry import Deposed, RegistryClosed
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.loop.work_thread import WorkThread
 from onceflow.broker.storage.partitions import Synced
@@ -30,14 +32,23 @@ Result = TypeVar("Result")
 class _Change(NamedTuple):
     steps: Sequence[Step]
     then: Callable[[], None] | None
+    is_decision: bool
+    """Whether nothing but the controller's own state has it."""
 
 
 class WriteQueue:
     """The queue and its thread. All methods belong to the event loop's thread."""
 
-    def __init__(self, on_failed: Callable[[OnceflowError], None], on_applied: Callable[[], None]) -> None:
-        """`on_failed` is called once, with the error that ends everything; `on_applied` after each round."""
+    def __init__(
+        self,
+        on_failed: Callable[[OnceflowError], None],
+        on_applied: Callable[[], None],
+        on_deposed: Callable[[OnceflowError], None],
+    ) -> None:
+        """`on_failed` is called once, with the error that ends everything; `on_applied` after each round;
+        `on_deposed` after a controller's decisions were dropped."""
         self._on_failed = on_failed
+        self._on_deposed = on_deposed
         self._on_applied = on_applied
         self._thread = WorkThread("registry")
         self._loop = asyncio.get_running_loop()
@@ -58,10 +69,13 @@ class WriteQueue:
         """Whether ZooKeeper has every change of this broker: any difference is another program's then."""
         return self._applied == self.recorded
 
-    def add(self, steps: Sequence[Step], then: Callable[[], None] | None = None) -> None:
-        """Apply a change after those before it, then call `then` in the loop's thread."""
+    def add(self, steps: Sequence[Step], then: Callable[[], None] | None = None, *, is_decision: bool = False) -> None:
+        """Apply a change after those before it, then call `then` in the loop's thread.
+
+        `is_decision`: nothing but the controller's own state has it.
+        """
         if steps or then is not None:
-            self._queue.append(_Change(steps, then))
+            self._queue.append(_Change(steps, then, is_decision))
             self.recorded += 1
             # In the loop's next turn: during the start `apply_all` does it.
             self._loop.call_soon(self._apply)
@@ -112,16 +126,27 @@ class WriteQueue:
             self._thread, partial(_apply_changes, changes), partial(self._end_applying, changes), self._end_unexpectedly
         )
 
-    def _end_applying(self, changes: Sequence[_Change], error: OnceflowError | None) -> None:
+    def _end_applying(self, changes: Sequence[_Change], result: tuple[int, OnceflowError | None]) -> None:
         self._is_applying = False
-        if error is not None:
-            self.fail(error)
-            return
-        for change in changes:
+        applied, error = result
+        for change in changes[:applied]:
             self._queue.popleft()
             self._end(change)
+        if isinstance(error, Deposed) and all(change.is_decision for change in self._queue):
+            self._drop(error)
+        elif error is not None:
+            self.fail(error)
+            return
         self._apply()
         self._on_applied()
+
+    def _drop(self, error: Deposed) -> None:
+        """Forget the decisions of a controller that another one has replaced."""
+        self._queue.clear()
+        self._applied = self.recorded
+        while self._waiting:
+            call(self._waiting.popleft()[1], ErrorCode.not_controller)
+        self._on_deposed(error)
 
     def _end(self, change: _Change) -> None:
         self._applied += 1
@@ -153,15 +178,15 @@ def call(callback: Callable[..., None], *arguments: object) -> None:
         logger.exception("a callback of a change of the topics failed")
 
 
-def _apply_changes(changes: Sequence[_Change]) -> OnceflowError | None:
-    """Apply changes in the registry's thread; return the error of the first that could not be applied."""
-    for change in changes:
+def _apply_changes(changes: Sequence[_Change]) -> tuple[int, OnceflowError | None]:
+    """Apply changes in the registry's thread; return how many, and the error of the first that could not be."""
+    for number, change in enumerate(changes):
         for step in change.steps:
             try:
                 step()
             except OnceflowError as error:
-                return error
-    return None
+                return number, error
+    return len(changes), None
 
 
 def _result_or_error(work: Callable[[], Result]) -> Result | OnceflowError:
