@@ -100,7 +100,7 @@ def test_a_coordinators_marker_is_never_refused(log: PartitionLog) -> None:
         send(log, producer_id)
     log.append_marker(7, 0, commit=False)
     with pytest.raises(TooManyProducers):
-        log.append_marker(8, 0, commit=False, coordinator_epoch=0)
+        log.append_marker(8, 0, commit=False, coordinator_epoch=0, by_client=True)
 
 
 @pytest.mark.parametrize("clean", [True, False])
