@@ -18,6 +18,7 @@ from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.groups.raw_group import RawGroup
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
 NONE = ErrorCode.none
 
@@ -66,6 +67,26 @@ def test_own_topics_move_to_a_cluster(new_broker: NewBroker, tree: Tree, tmp_pat
     ):
         tree.await_that(lambda: group.describe().error_code == NONE)
         assert group.offsets() == {("clicks", 0): (8, 0)}
+
+
+def test_open_transaction_continues_in_a_cluster(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, connected(broker.bootstrap_servers) as client:
+        broker.create_topic("clicks")
+        alone = TransactionalClient(client, "visitors")
+        alone.init_until_done()
+        assert patiently(lambda: alone.add(("clicks", 0))) == NONE
+        assert patiently(lambda: alone.produce("clicks", b"before")) == NONE
+        assert patiently(lambda: alone.add_offsets("visitors")) == NONE
+        assert patiently(lambda: alone.commit_offset("visitors", "clicks", 7)) == NONE
+    with new_broker(tmp_path) as broker, connected(broker.bootstrap_servers) as client:
+        moved = TransactionalClient(client, "visitors")
+        moved.producer, moved.sequences = alone.producer, alone.sequences
+        tree.await_that(lambda: client.fetch([("clicks", 0, 0)])[0].error_code == NONE)
+        assert patiently(lambda: moved.produce("clicks", b"after")) == NONE
+        assert patiently(lambda: moved.end(commit=True)) == NONE
+        tree.await_that(lambda: committed_values(client, "clicks") == [b"before", b"after"])
+        with RawGroup(broker.bootstrap_servers, "visitors") as group:
+            tree.await_that(lambda: group.offsets() == {("clicks", 0): (7, 0)})
 
 
 def fail_after_one(record: Any) -> Any:
