@@ -365,10 +365,6 @@ def copy_while_brokers_die(tree: Tree, directory: Path, kills: int, seed: int) -
         return {"records": source.count, "restarts": copier.restarts}
 
 
-def test_copy_survives_a_killed_broker(tree: Tree, tmp_path: Path) -> None:
-    assert copy_while_brokers_die(tree, tmp_path, 1, SEED)["records"] == 4 * COPIED_BETWEEN
-
-
 @pytest.mark.campaign
 def test_copy_survives_killed_coordinators(tree: Tree, tmp_path: Path, record_property: RecordProperty) -> None:
     """Each record is copied once and in order, with offsets in transactions, while brokers are killed: the coordinators
