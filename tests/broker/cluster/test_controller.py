@@ -253,7 +253,7 @@ def test_new_controller_repairs_what_the_former_left() -> None:
         1: PartitionImage(Replicas((2, 3)), State(2, 0, (2, 3), EPOCH, 0)),
         2: PartitionImage(Replicas((3,)), None),
     }
-    decided = controller.begin(brokers(2, 3), {"clicks": (TOPIC_ID, partitions)}, ["absent"])
+    decided = controller.begin(brokers(2, 3), {"clicks": (TOPIC_ID, partitions)}, ["absent"], former_start=200)
     assert {write.place[1]: write for write in decided.writes} == {
         0: Write(("clicks", 0), State(2, 4, (2,), 6, 9), is_new=False),
         2: Write(("clicks", 2), State(3, 0, (3,), 6, 0), is_new=True),
@@ -263,6 +263,19 @@ def test_new_controller_repairs_what_the_former_left() -> None:
     (topic,) = sent(decided, UPDATE_METADATA)[3].topic_states
     assert sorted(partition.partition_index for partition in topic.partition_states) == [0, 1, 2]
     assert {request.message.controller_epoch for request in decided.requests} == {6}
+
+
+def test_restarted_leaders_begin_an_epoch() -> None:
+    """A leader that registered in the former term may have restarted unnoticed."""
+    controller = Controller(2, 6, is_unclean_allowed=lambda _topic: False)
+    partitions = {
+        0: PartitionImage(Replicas((1, 2)), State(1, 3, (1, 2), EPOCH, 8)),
+        1: PartitionImage(Replicas((2, 1)), State(2, 0, (2, 1), EPOCH, 0)),
+        2: PartitionImage(Replicas((1,)), State(1, 0, (1,), EPOCH, 0)),
+    }
+    registered = [broker(1, 60), broker(2, 40)]
+    decided = controller.begin(registered, {"clicks": (TOPIC_ID, partitions)}, (), former_start=50)
+    assert decided.writes == (Write(("clicks", 0), State(1, 4, (1, 2), 6, 9), is_new=False),)
 
 
 def test_interrupted_deletions_continue() -> None:

@@ -90,10 +90,15 @@ class Controller:
         brokers: Iterable[LiveBroker],
         topics: Mapping[str, tuple[UUID, Mapping[int, PartitionImage]]],
         deleting: Iterable[str],
+        *,
+        former_start: int = 0,
     ) -> Decision:
         """Take over with an image of the registry (KafkaController.onControllerFailover).
 
-        All brokers get the live brokers first, then their replicas; partitions without a live leader get one.
+        All brokers get the live brokers first, then their replicas; partitions without a live leader get one. A leader
+        that registered after `former_start`, the transaction that began the former term, may have restarted without the
+        former controller: it leads in another epoch. In the same one it could append other records at offsets that
+        followers copied from its former process. (Kafka's controller lets it.)
         """
         self.brokers = {broker.broker_id: broker for broker in brokers}
         for name, (topic_id, partitions) in topics.items():
@@ -111,11 +116,20 @@ class Controller:
         self.reassigning = {
             place for place, wanted in self.replicas.items() if wanted.is_reassigned and place[0] not in self.deleting
         }
+        self._begin_epochs(
+            outbox, {broker.broker_id for broker in self.brokers.values() if broker.epoch > former_start}
+        )
         self._elect_where_possible(outbox)
         self._remove_offline(outbox, {broker for wanted in self.replicas.values() for broker in wanted.replicas})
         self._continue_deletions(outbox, self.brokers)
         self._continue_reassignments(outbox, self.brokers)
         return outbox.close()
+
+    def _begin_epochs(self, outbox: Outbox, leaders: Container[int]) -> None:
+        """Let these leaders continue in another epoch, where there are followers."""
+        for place, state in list(self.states.items()):
+            if state.leader in leaders and len(self.replicas[place].replicas) > 1 and place[0] not in self.deleting:
+                self._change(outbox, place, state.changed(state.leader, state.isr, self.epoch))
 
     def _all_replicas(self, name: str) -> set[tuple[int, int]]:
         return {(index, b) for (topic, index), r in self.replicas.items() if topic == name for b in r.replicas}

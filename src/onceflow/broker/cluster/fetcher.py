@@ -199,6 +199,8 @@ class Fetchers:
             if fetcher.discard(following):
                 fetcher.close()
                 del self._fetchers[key]
+        # A fetcher that waits for its sync continues with its other partitions.
+        following.on_stored()
         if following.is_truncating:
             following.removed = removed
         else:
@@ -352,8 +354,11 @@ class Fetcher:
                 await self._truncate(following, common_end(following.log, *fetched.diverging_epoch), starts_over=False)
                 return False
             if fetched.records:
-                following.log.append_copy(fetched.records)
-                self._all.group_commit.request(following.partition, self)
+                try:
+                    following.log.append_copy(fetched.records)
+                finally:
+                    # After an error too: the batches before it are in the log.
+                    self._all.group_commit.request(following.partition, self)
         except LogError as error:
             logger.error("%s could not be copied from broker %d: %s", following.partition, self._leader, error)
             self._delay(following)

@@ -391,7 +391,9 @@ class RegistryMetadata:
         epoch = self._registry.term.epoch
         logger.info("broker %d is the controller of epoch %d", self._registry.broker_id, epoch)
         self._controller = Controller(self._registry.broker_id, epoch, is_unclean_allowed=self._is_unclean_allowed)
-        self.decide(self._controller.begin(seen.brokers, topics, unserved))
+        self.decide(
+            self._controller.begin(seen.brokers, topics, unserved, former_start=self._registry.term.former_start)
+        )
         for name in self._finished & set(unserved):
             self.finish_deletions([name], lambda _names: None)
 

@@ -76,6 +76,8 @@ class Term:
     epoch: int
     version: int
     """Version of `/controller_epoch`."""
+    former_start: int = 0
+    """The transaction that began the term before; 0 if there was none, or it is unknown."""
 
 
 class Registry:
@@ -264,7 +266,7 @@ class Registry:
                 if controller is not None:
                     return Term(epoch, stored.version) if controller.owner == session else None
             else:
-                return Term(epoch + 1, stored.version + 1)
+                return Term(epoch + 1, stored.version + 1, stored.change_id if epoch else 0)
 
     def _create_first_epoch(self) -> None:
         try:

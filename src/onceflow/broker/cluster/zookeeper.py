@@ -124,6 +124,8 @@ class StoredNode(NamedTuple):
     created_ms: int
     owner: int
     """The session of an ephemeral node, else 0."""
+    change_id: int
+    """The transaction that changed it last (mzxid)."""
 
 
 class ZooKeeper:
@@ -217,7 +219,7 @@ class ZooKeeper:
             return None
         value, stat = node
         # Kafka creates some nodes with null.
-        return StoredNode(value or b"", stat.version, stat.czxid, stat.ctime, stat.ephemeralOwner)
+        return StoredNode(value or b"", stat.version, stat.czxid, stat.ctime, stat.ephemeralOwner, stat.mzxid)
 
     def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
         """Return the names of a node's children in their order; `watch` is as in `read_all`. Raises OutcomeUnknown."""
