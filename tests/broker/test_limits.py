@@ -13,7 +13,7 @@ import pytest
 from onceflow import testing
 from onceflow.broker import server
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.groups.requests import GroupRequests
+from onceflow.broker.groups.shards import GroupShards
 from onceflow.broker.handlers import metadata as metadata_handler
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis, fetch, produce
@@ -152,13 +152,13 @@ def test_a_failing_timeout_stops_no_other(
 ) -> None:
     done = threading.Event()
 
-    def fail(_requests: GroupRequests) -> None:
+    def fail(_shards: GroupShards) -> None:
         raise RuntimeError("this time-out fails")
 
     def check_connections(_listener: object) -> None:
         done.set()
 
-    monkeypatch.setattr(GroupRequests, "expire", fail)
+    monkeypatch.setattr(GroupShards, "expire", fail)
     monkeypatch.setattr("onceflow.broker.network.listener.Listener.check_connections", check_connections)
     monkeypatch.setattr(server, "TICK_SECONDS", 0.01)
     with testing.Broker(tmp_path / "data") as broker:

@@ -23,10 +23,7 @@ TOPIC = "clicks"
 class Member(KafkaOnZooKeeper):
     """Broker 2 of a cluster."""
 
-    def format(self) -> None:
-        self.directory.mkdir()
-        text = PROPERTIES.format(port=self.port, connect=self._connect, directory=self.directory / "data")
-        self._properties.write_text(text.replace("broker.id=1", "broker.id=2"))
+    properties = PROPERTIES.replace("broker.id=1", "broker.id=2")
 
 
 def leaders(bootstrap: str, topic: str) -> dict[int, int]:

@@ -79,6 +79,17 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Short(Whole):
+    """A whole number that is a short in Kafka."""
+
+    largest: int = 2**15 - 1
+
+    @property
+    def kafka_type(self) -> int:
+        return 4
+
+
+@dataclass(frozen=True)
 class Fraction:
     """A number from 0 to 1."""
 
