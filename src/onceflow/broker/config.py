@@ -31,6 +31,14 @@ class Endpoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Login:
+    """User and password of this broker at the other brokers."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SecurityConfig:
     """Settings of TLS and authentication, which a listener may override (`listener.name.NAME.…`)."""
 
@@ -50,6 +58,12 @@ class SecurityConfig:
     sasl_mechanisms: tuple[str, ...] = ("SCRAM-SHA-256", "SCRAM-SHA-512")
     plain_passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Passwords of the users of SASL/PLAIN."""
+    plain_login: Login | None = None
+    scram_256_login: Login | None = None
+    scram_512_login: Login | None = None
+    """Logins of this broker at the others, by the mechanism of SASL."""
+    endpoint_identification: str = "https"
+    """Whether the certificate of another broker must have its host name: https, or empty for not."""
     bearer_validator: str | None = None
     """`module:name` of the function that validates tokens of SASL/OAUTHBEARER (security.sasl.Validate)."""
     bearer_keys_file: str | None = None
@@ -116,6 +130,11 @@ class BrokerConfig:
     zookeeper_session_timeout_ms: int = 18_000
     zookeeper_connection_timeout_ms: int = 18_000
     """Kafka's default is the session timeout."""
+    inter_broker_listener: str | None = None
+    inter_broker_protocol: str = PLAINTEXT
+    """Security protocol that is also the name of that listener, if this is not PLAINTEXT."""
+    inter_broker_mechanism: str | None = None
+    """Mechanism of SASL with which this broker authenticates at the others."""
     replication_factor_default: int = 1
     controlled_shutdown: bool = True
     controlled_shutdown_retries: int = 3

@@ -174,9 +174,11 @@ class Node:
             raise
 
     def _new_view(self) -> "ClusterView":
+        from onceflow.broker.cluster.metadata import RegistryMetadata
         from onceflow.broker.cluster.view import ClusterView
 
-        return ClusterView()
+        assert isinstance(self.metadata, RegistryMetadata)
+        return ClusterView(self.metadata.others)
 
     def _new_participants(self, view: "ClusterView | None") -> "LocalParticipants | ClusterParticipants":
         local = LocalParticipants(self.partitions, self.group_commit, self.group_shards.at, self.metadata.when_synced)
@@ -249,6 +251,7 @@ class Node:
             group_commit=self.group_commit,
             thread=self.housekeeping_thread,
             address_of=view.inter_broker_address,
+            connect=view.connect,
             advance_start=self.housekeeping.delete_records,
             lower_high_watermark=lambda place, offset: self.directory.high_watermarks.replace({place: offset}),
             is_busy=lambda partition: self.housekeeping.cleaner.compacting is partition,
@@ -302,6 +305,7 @@ class Node:
         """Read the topics from the log of this broker, or from ZooKeeper."""
         if registry is None:
             return self._open_log(self.topics, self.acls, self.credentials, self.throttling.quotas)
+        from onceflow.broker.cluster.inter_broker import InterBroker
         from onceflow.broker.cluster.metadata import RegistryMetadata
         from onceflow.broker.cluster.security import RegistrySecurity, SecurityState
 
@@ -310,6 +314,7 @@ class Node:
             registry,
             self.topics,
             RegistrySecurity(registry, state, has_acls=self.authorizer is not None),
+            InterBroker(self.config),
             clock=self.clock,
             delete_topics=self.config.delete_topics,
             unclean_default=self.config.log.unclean_leader_election,
@@ -500,9 +505,15 @@ class Node:
 
 
 def _open_registry(config: BrokerConfig, clock: Clock) -> "Registry":
-    """Connect to ZooKeeper. Blocks; raises ZooKeeperUnavailable, ModuleNotFoundError without the package kazoo."""
+    """Connect to ZooKeeper. Blocks.
+
+    Raises ZooKeeperUnavailable, InvalidTls, and ModuleNotFoundError without the packages for a cluster.
+    """
+    from onceflow.broker.cluster.inter_broker import InterBroker
     from onceflow.broker.cluster.registry import Registry
 
+    # Certificates that cannot be used stop the start before the broker is registered.
+    InterBroker(config)
     return Registry.open(config, clock)
 
 

@@ -266,7 +266,7 @@ def test_kafkas_login_modules_of_scram_are_accepted() -> None:
     name = "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config"
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="a" password="hush";'
     resolved = resolve(Source(DATA | {"listeners": "SASL_SSL://h:1", name: login}))
-    assert resolved.notes == [f"{name}: the users of SCRAM are in the metadata log"]
+    assert resolved.notes == [f"{name}: this broker's login; the users of SCRAM are stored by 'onceflow credential'"]
 
 
 def test_kafkas_login_modules_of_tokens_are_accepted() -> None:

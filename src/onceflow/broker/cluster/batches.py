@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from onceflow.broker.cluster.peer import Connect, Peer, connect_plaintext
+from onceflow.broker.cluster.peer import Connect, Peer
 from onceflow.broker.cluster.view import ClusterView
 from onceflow.broker.config import Endpoint
 from onceflow.wire.errors import WireError
@@ -101,9 +101,7 @@ class BrokerQueues(Generic[Item]):
         view: ClusterView,
         build: Build[Item],
         settle: Settle[Item],
-        connect: Connect = connect_plaintext,
     ) -> None:
-        self._connect = connect
         self._client_id = client_id
         self._view = view
         self._build = build
@@ -121,7 +119,7 @@ class BrokerQueues(Generic[Item]):
             queue = None
         if queue is None:
             queue = self._queues[broker_id] = BrokerQueue(
-                address, self._client_id, self._build, self._settle, self._connect
+                address, self._client_id, self._build, self._settle, self._view.connect
             )
         queue.add(item)
         return True

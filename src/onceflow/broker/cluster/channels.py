@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from onceflow.broker.cluster.decision import ControlRequest, inter_broker_address
-from onceflow.broker.cluster.peer import Connect, Peer, connect_plaintext
+from onceflow.broker.cluster.decision import ControlRequest
+from onceflow.broker.cluster.peer import Others, Peer, PlaintextOthers
 from onceflow.broker.cluster.state import LiveBroker
 from onceflow.wire.errors import WireError
 
@@ -98,11 +98,11 @@ class Channels:
         deliver: Deliver,
         respond: Respond,
         refresh: Callable[[int], None],
-        connect: Connect = connect_plaintext,
+        others: Others = PlaintextOthers(),  # noqa: B008 - immutable
     ) -> None:
         """`refresh` is called with a broker that needs everything again."""
         self._own_id = own_id
-        self._connect = connect
+        self._others = others
         self._deliver = deliver
         self._respond = respond
         self._refresh = refresh
@@ -119,11 +119,11 @@ class Channels:
                 self._open(broker)
 
     def _open(self, broker: LiveBroker) -> None:
-        address = inter_broker_address(broker)
+        address = self._others.address(broker)
         if address is None:
-            logger.error("broker %d has no listener with the protocol PLAINTEXT for other brokers", broker.broker_id)
+            logger.error("broker %d has no listener for other brokers as this one's settings name it", broker.broker_id)
             return
-        peer = Peer(lambda: address, str(self._own_id), connect=self._connect)
+        peer = Peer(lambda: address, str(self._own_id), connect=self._others.connect)
         channel = Channel(peer, self._respond, lambda: self._refresh(broker.broker_id))
         self._channels[broker.broker_id] = broker, channel
 

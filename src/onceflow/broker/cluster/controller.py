@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
-from onceflow.broker.cluster.decision import Decision, Outbox
+from onceflow.broker.cluster.decision import AddressOf, Decision, Outbox
 from onceflow.broker.cluster.state import (
     Elected,
     LiveBroker,
@@ -26,6 +26,7 @@ from onceflow.broker.cluster.state import (
     elect_for_shutdown,
     elect_offline,
     elect_preferred,
+    plaintext_address,
 )
 from onceflow.broker.storage.partitions import Place
 from onceflow.wire.errors import ErrorCode
@@ -63,8 +64,16 @@ class Controller:
     A topic that is being deleted keeps its states until its nodes are deleted; no leader is elected for it.
     """
 
-    def __init__(self, controller_id: int, epoch: int, *, is_unclean_allowed: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        controller_id: int,
+        epoch: int,
+        *,
+        is_unclean_allowed: Callable[[str], bool],
+        address_of: AddressOf = plaintext_address,
+    ) -> None:
         """Begin a term; `is_unclean_allowed` returns `unclean.leader.election.enable` of a topic."""
+        self.address_of = address_of
         self.controller_id = controller_id
         self.epoch = epoch
         self._is_unclean_allowed = is_unclean_allowed

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from onceflow.broker.cluster.state import LiveBroker, Replicas, State
-from onceflow.broker.config import PLAINTEXT
+from onceflow.broker.config import PLAINTEXT, Endpoint
 from onceflow.broker.storage.partitions import Place
 from onceflow.wire.inter_broker import (
     EPOCH_DURING_DELETE,
@@ -33,6 +33,10 @@ PARTITIONS_IN_A_REQUEST = 1000
 """About 70 KB: a broker serves its clients between two of them."""
 SECURITY_PROTOCOL_IDS = {PLAINTEXT: 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 """org.apache.kafka.common.security.auth.SecurityProtocol."""
+
+
+AddressOf = Callable[[LiveBroker], Endpoint | None]
+"""Returns where this broker connects to another one; None if that has no such listener."""
 
 
 class Write(NamedTuple):
@@ -102,6 +106,7 @@ class Known(Protocol):
     replicas: dict[Place, Replicas]
     states: dict[Place, State]
     deleting: dict[str, set[tuple[int, int]]]
+    address_of: AddressOf
 
 
 @dataclass(slots=True)
@@ -194,7 +199,7 @@ class Outbox:
             live_leaders=tuple(
                 LiveLeader(broker_id=leader.broker_id, host_name=address.host, port=address.port)
                 for leader in live
-                if (address := inter_broker_address(leader)) is not None
+                if (address := known.address_of(leader)) is not None
             ),
         )
 
@@ -273,14 +278,6 @@ def assignment_of(known: Known, name: str) -> Assignment:
     """Return the replicas of a topic."""
     replicas = {index: replicas for (topic, index), replicas in known.replicas.items() if topic == name}
     return Assignment(name, known.topic_ids[name], dict(sorted(replicas.items())))
-
-
-def inter_broker_address(broker: LiveBroker) -> Any:
-    """Return the address that other brokers connect to: the first without TLS and authentication; None without one."""
-    for endpoint, protocol in zip(broker.endpoints, broker.protocols, strict=True):
-        if protocol == PLAINTEXT:
-            return endpoint
-    return None
 
 
 def _pieces(places: Mapping[Place, Any]) -> Iterator[Mapping[Place, Any]]:

@@ -16,9 +16,8 @@ reads the topics again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID, uuid4
 
 from onceflow.broker.cluster import nodes, writes
@@ -31,14 +30,15 @@ from onceflow.broker.cluster.image import (
     TopicReplaced,
     differences,
     log_not_followed,
-    read_states,
     records_of,
     refuse_damaged,
 )
+from onceflow.broker.cluster.look import Look, read_changes
+from onceflow.broker.cluster.peer import Others
 from onceflow.broker.cluster.producer_ids import ProducerIds
-from onceflow.broker.cluster.registry import Deposed, Registry, RegistryClosed, Write
+from onceflow.broker.cluster.registry import Registry, RegistryClosed, Write
 from onceflow.broker.cluster.security import RECORDS as SECURITY_RECORDS
-from onceflow.broker.cluster.security import RegistrySecurity, SecuritySeen
+from onceflow.broker.cluster.security import OnDamaged, RegistrySecurity
 from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.cluster.watch import Seen, Watch
 from onceflow.broker.cluster.write_queue import Step, WriteQueue, call
@@ -67,14 +67,6 @@ Released = Callable[[Iterable[str]], None]
 """Called with the names of topics of which nothing is left."""
 
 
-class _Look(NamedTuple):
-    """Result of a look, with the states of the partitions that the controller does not know yet."""
-
-    seen: Seen
-    states: Mapping[Place, State]
-    security: SecuritySeen
-
-
 class RegistryMetadata:
     """Stores every change of the topics in ZooKeeper, and replays it."""
 
@@ -86,6 +78,7 @@ class RegistryMetadata:
         registry: Registry,
         topics: Topics,
         security: RegistrySecurity,
+        others: Others,
         *,
         clock: Clock,
         delete_topics: bool,
@@ -101,6 +94,7 @@ class RegistryMetadata:
         self._registry = registry
         self._topics = topics
         self._security = security
+        self.others = others
         self.can_store_acls_of = security.can_store_acls_of
         self.can_store_entity = security.can_store_entity
         self._delete_topics = delete_topics
@@ -375,7 +369,7 @@ class RegistryMetadata:
 
     # The controller's term
 
-    def _begin_term(self, look: _Look) -> None:
+    def _begin_term(self, look: Look) -> None:
         """Begin a term with everything that is in ZooKeeper."""
         seen = look.seen
         topics: dict[str, tuple[UUID, dict[int, PartitionImage]]] = {}
@@ -390,7 +384,12 @@ class RegistryMetadata:
         unserved = [name for name in seen.deletions if name in topics and name not in self._topics.by_name]
         epoch = self._registry.term.epoch
         logger.info("broker %d is the controller of epoch %d", self._registry.broker_id, epoch)
-        self._controller = Controller(self._registry.broker_id, epoch, is_unclean_allowed=self._is_unclean_allowed)
+        self._controller = Controller(
+            self._registry.broker_id,
+            epoch,
+            is_unclean_allowed=self._is_unclean_allowed,
+            address_of=self.others.address,
+        )
         self.decide(
             self._controller.begin(seen.brokers, topics, unserved, former_start=self._registry.term.former_start)
         )
@@ -411,7 +410,7 @@ class RegistryMetadata:
         `when_idle` calls back when those delivered so far are applied.
         """
         self._when_idle = when_idle
-        self._channels = Channels(self._registry.broker_id, deliver, self._on_response, self._refresh)
+        self._channels = Channels(self._registry.broker_id, deliver, self._on_response, self._refresh, self.others)
         requests, self._unsent = self._unsent, []
         self._send(requests)
 
@@ -483,33 +482,11 @@ class RegistryMetadata:
         ended = partial(self._end_looking, unread, self._queue.recorded)
         self._queue.run(partial(self._look, log_not_followed), ended)
 
-    def _look(self, on_damaged: Callable[[OnceflowError], None]) -> _Look:
-        """Read what has changed; be elected if there is no controller. In the registry's thread, except at the start.
+    def _look(self, on_damaged: OnDamaged) -> Look:
+        """Read what has changed. In the registry's thread, except at the start."""
+        return read_changes(self._registry, self._watch, self._security, on_damaged)
 
-        As Kafka's controller, give the topics an id that have none.
-        """
-        registry = self._registry
-        try:
-            registry.rejoin()
-        except Deposed as error:
-            logger.warning("%s; this broker resigns", error)
-            self._watch.look_again()
-        seen = registry.read(lambda _zookeeper: self._watch.look(on_damaged))
-        if not (seen.has_controller or registry.is_controller) and registry.elect():
-            # Everything is read again, since it is the former controller's until now.
-            self._watch.look_again()
-            self._security.look_again()
-            seen = registry.read(lambda _zookeeper: self._watch.look(on_damaged))
-        security = registry.read(lambda zookeeper: self._security.look(zookeeper, seen.entities, on_damaged))
-        if not registry.is_controller:
-            return _Look(seen, {}, security)
-        for topic in seen.topics:
-            if topic.lacks_id and topic.name not in seen.deletions:
-                registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))
-        topics, states = registry.read(lambda zookeeper: read_states(zookeeper, seen.topics, on_damaged))
-        return _Look(replace(seen, topics=topics), states, security)
-
-    def _end_looking(self, unread: Sequence[Callable[[], None]], recorded: int, look: _Look) -> None:
+    def _end_looking(self, unread: Sequence[Callable[[], None]], recorded: int, look: Look) -> None:
         self._is_looking = False
         if self._controller is not None and not self._registry.is_controller:
             self._resign()
@@ -525,7 +502,7 @@ class RegistryMetadata:
         self._follow(partial(self._adopt, look, recorded, unread))
         self._look_if_due()
 
-    def _adopt(self, look: _Look, recorded: int, unread: Sequence[Callable[[], None]]) -> list[tuple[Topic, int]]:
+    def _adopt(self, look: Look, recorded: int, unread: Sequence[Callable[[], None]]) -> list[tuple[Topic, int]]:
         """Replay the differences; return the changed topics, with their number of partitions before the change.
 
         Look again if this broker has changed anything since, when `recorded` changes were recorded.
@@ -552,7 +529,7 @@ class RegistryMetadata:
             call(callback)
         return [change for change in adopted if change is not None]
 
-    def _adopt_topic(self, stored: StoredTopic, look: _Look) -> tuple[Topic, int] | None:
+    def _adopt_topic(self, stored: StoredTopic, look: Look) -> tuple[Topic, int] | None:
         present = self._topics.by_name.get(stored.name)
         if present is not None and present.topic_id != stored.topic_id and not self.is_controller:
             self._remove(present)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from onceflow.broker.config import Endpoint
+from onceflow.broker.config import PLAINTEXT, Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,14 @@ class LiveBroker:
     def address(self, listener: str) -> Endpoint | None:
         """Return the address for clients of a listener; None if the broker has none of that name."""
         return next((endpoint for endpoint in self.endpoints if endpoint.listener == listener), None)
+
+
+def plaintext_address(broker: LiveBroker) -> Endpoint | None:
+    """Return the first address of a broker without TLS and authentication; None without one."""
+    for endpoint, protocol in zip(broker.endpoints, broker.protocols, strict=True):
+        if protocol == PLAINTEXT:
+            return endpoint
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from onceflow.broker.cluster.peer import Connect, Peer, connect_plaintext
+from onceflow.broker.cluster.peer import Peer
 from onceflow.broker.cluster.view import ClusterView
 from onceflow.broker.config import Endpoint
 
@@ -15,10 +15,9 @@ class NoController(ConnectionError):
 class ToController:
     """A connection to the controller that the cluster's view names. Requests wait for those before them."""
 
-    def __init__(self, view: ClusterView, client_id: str, connect: Connect = connect_plaintext) -> None:
+    def __init__(self, view: ClusterView, client_id: str) -> None:
         self._view = view
         self._client_id = client_id
-        self._connect = connect
         self._peer: Peer | None = None
         self._connected_to: Endpoint | None = None
         self._sending = asyncio.Lock()
@@ -32,7 +31,7 @@ class ToController:
             if self._peer is None or address != self._connected_to:
                 self.close()
                 self._connected_to = address
-                self._peer = Peer(lambda: address, self._client_id, connect=self._connect)
+                self._peer = Peer(lambda: address, self._client_id, connect=self._view.connect)
             return await self._peer.exchange(message)
 
     def close(self) -> None:

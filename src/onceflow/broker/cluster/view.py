@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from onceflow.broker.cluster.decision import SECURITY_PROTOCOL_IDS, inter_broker_address
+from onceflow.broker.cluster.decision import SECURITY_PROTOCOL_IDS
+from onceflow.broker.cluster.peer import Others, PlaintextOthers
 from onceflow.broker.cluster.state import LiveBroker
 from onceflow.broker.config import Endpoint
 from onceflow.wire.inter_broker import LEADER_DURING_DELETE, UpdateMetadataPartition, UpdateMetadataRequest
@@ -15,7 +16,10 @@ _PROTOCOLS = {number: protocol for protocol, number in SECURITY_PROTOCOL_IDS.ite
 class ClusterView:
     """Live brokers, the controller, and the state of each partition. Empty until the first UpdateMetadata."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Others = PlaintextOthers()) -> None:  # noqa: B008 - immutable
+        self._address_of = others.address
+        self.connect = others.connect
+        """Opens a connection to another broker."""
         self.controller_id = NO_BROKER
         self.brokers: dict[int, LiveBroker] = {}
         self._states: dict[str, dict[int, UpdateMetadataPartition]] = {}
@@ -62,7 +66,7 @@ class ClusterView:
     def inter_broker_address(self, broker_id: int) -> Endpoint | None:
         """Return the address of a live broker for other brokers."""
         broker = self.brokers.get(broker_id)
-        return None if broker is None else inter_broker_address(broker)
+        return None if broker is None else self._address_of(broker)
 
     def nodes(self, listener: str) -> Sequence[tuple[int, Endpoint, str | None]]:
         """Return the live brokers that have a listener of this name, with its address and their rack."""

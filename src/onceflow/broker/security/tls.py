@@ -41,18 +41,60 @@ class UnmappedName(OnceflowError):
     """A client's certificate has a name that no mapping rule matches."""
 
 
-class ListenerTls:
-    """TLS of one listener; `context` is for new connections."""
+class _Certificates:
+    """A context that is loaded again; `context` is for new connections."""
+
+    def __init__(self, listener: str, security: SecurityConfig) -> None:
+        """Load the certificates. Raises InvalidTls."""
+        self._listener = listener
+        self._security = security
+        self._state = self._file_state()
+        self.context = self._load(listener, security)
+
+    @staticmethod
+    def _load(listener: str, security: SecurityConfig) -> ssl.SSLContext:
+        raise NotImplementedError
+
+    def reload_if_changed(self) -> None:
+        """Load the certificates again if a file is another one than before."""
+        if self._file_state() != self._state:
+            self.reload()
+
+    def reload(self) -> None:
+        """Load the certificates again; log the reason if they cannot be used."""
+        self._state = self._file_state()
+        try:
+            self.context = self._load(self._listener, self._security)
+        except InvalidTls as error:
+            logger.error("%s; new connections still use the certificates loaded before", error)
+        else:
+            logger.info("loaded the certificates of listener %s again", self._listener)
+
+    def _file_state(self) -> tuple[FileState, ...]:
+        return tuple(map(file_state, (self._security.key_store_file, self._security.trust_store_file)))
+
+
+class PeerTls(_Certificates):
+    """TLS of the connections to other brokers, with the certificates of the listener that they use."""
+
+    @staticmethod
+    def _load(listener: str, security: SecurityConfig) -> ssl.SSLContext:
+        return _load_client(listener, security)
+
+
+class ListenerTls(_Certificates):
+    """TLS of one listener."""
 
     def __init__(self, listener: str, security: SecurityConfig, *, is_authentication: bool = True) -> None:
         """Load the certificates. Raises InvalidTls."""
-        self._listener = listener
+        super().__init__(listener, security)
         self.is_authentication = is_authentication
         """Whether the client's certificate is its principal; SASL follows otherwise."""
-        self._security = security
         self._rules = parse_rules(security.principal_rules)
-        self._state = self._file_state()
-        self.context = _load(listener, security)
+
+    @staticmethod
+    def _load(listener: str, security: SecurityConfig) -> ssl.SSLContext:
+        return _load_server(listener, security)
 
     def principal(self, der: bytes | None) -> KafkaPrincipal:
         """Return the principal of a client's certificate; without one it is anonymous. Raises UnmappedName."""
@@ -69,26 +111,23 @@ class ListenerTls:
             raise UnmappedName(f"no rule of ssl.principal.mapping.rules matches the client's name {subject!r}")
         return KafkaPrincipal("User", name)
 
-    def reload_if_changed(self) -> None:
-        """Load the certificates again if a file is another one than before."""
-        if self._file_state() != self._state:
-            self.reload()
 
-    def reload(self) -> None:
-        """Load the certificates again; log the reason if they cannot be used."""
-        self._state = self._file_state()
-        try:
-            self.context = _load(self._listener, self._security)
-        except InvalidTls as error:
-            logger.error("%s; new connections still use the certificates loaded before", error)
-        else:
-            logger.info("loaded the certificates of listener %s again", self._listener)
-
-    def _file_state(self) -> tuple[FileState, ...]:
-        return tuple(map(file_state, (self._security.key_store_file, self._security.trust_store_file)))
+def _load_client(listener: str, security: SecurityConfig) -> ssl.SSLContext:
+    """Create the context of this broker as a client of the others. Raises InvalidTls."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = VERSIONS[security.tls_versions[0]]
+    context.maximum_version = VERSIONS[security.tls_versions[-1]]
+    context.check_hostname = security.endpoint_identification == "https"
+    if security.key_store_file is not None or security.key is not None or security.certificates is not None:
+        _load_key(listener, context, security)
+    if security.trust_store_file is None and security.trusted is None:
+        context.load_default_certs()
+    else:
+        _load_trusted(listener, context, security)
+    return context
 
 
-def _load(listener: str, security: SecurityConfig) -> ssl.SSLContext:
+def _load_server(listener: str, security: SecurityConfig) -> ssl.SSLContext:
     """Create the context. Raises InvalidTls."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = VERSIONS[security.tls_versions[0]]

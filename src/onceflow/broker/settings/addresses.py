@@ -87,21 +87,6 @@ class ProtocolMap:
         return f"NAME:PROTOCOL, separated by commas, where PROTOCOL is {' or '.join(PROTOCOLS)}"
 
 
-def check_inter_broker_listener(config: BrokerConfig, given: Mapping[str, str]) -> None:
-    """Refuse a listener of other brokers that Kafka would refuse (KafkaConfig). Raises SettingRefused."""
-    names = [endpoint.listener for endpoint in config.listeners]
-    name, protocol = given.get("inter.broker.listener.name"), given.get("security.inter.broker.protocol")
-    if name is not None and protocol is not None:
-        raise SettingRefused("inter.broker.listener.name and security.inter.broker.protocol exclude each other")
-    if name is not None and name.strip() not in names:
-        raise SettingRefused(f"inter.broker.listener.name={name} is not one of the listeners {', '.join(names)}")
-    if protocol is not None and protocol.strip() not in names:
-        raise SettingRefused(
-            f"security.inter.broker.protocol={protocol} needs a listener of that name; the listeners are"
-            f" {', '.join(names)}"
-        )
-
-
 def check_listeners(config: BrokerConfig) -> None:
     """Check that the settings of the listeners fit together. Raises SettingRefused."""
     names = {endpoint.listener for endpoint in config.listeners}

@@ -94,7 +94,7 @@ def note_of_kafkas_login(name: str, text: str) -> str | None:
     Raises SettingRefused for a callback handler that is not Kafka's own.
     """
     if is_scram_login(name):
-        return f"{name}: the users of SCRAM are in the metadata log"
+        return f"{name}: this broker's login; the users of SCRAM are stored by 'onceflow credential'"
     match = _BEARER_LOGIN.fullmatch(name)
     if match is None:
         return None
@@ -109,7 +109,7 @@ def is_kafkas_login(name: str) -> bool:
 
 
 def is_scram_login(name: str) -> bool:
-    """Return whether this is Kafka's JAAS configuration of a SCRAM listener: it has no users, they are in the log."""
+    """Return whether this is Kafka's JAAS configuration of a SCRAM listener, which has no users."""
     return re.fullmatch(r"listener\.name\..+\.scram-sha-(256|512)\.sasl\.jaas\.config", name) is not None
 
 

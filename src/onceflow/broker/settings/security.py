@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from onceflow.broker.config import Login
 from onceflow.broker.security.principal_rules import parse_rules
 from onceflow.broker.security.sasl import OAUTHBEARER, PLAIN
 from onceflow.broker.settings.kinds import BYTES, COUNT, INT32_MAX, MS, MS_POSITIVE, Choice, Whole, Word
@@ -82,6 +83,14 @@ _JAAS = re.compile(r'\s*([\w.]+)\s+required((?:\s+\w\S*?\s*=\s*"(?:[^"\\]|\\.)*"
 _JAAS_OPTION = re.compile(r'(\w\S*?)\s*=\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
 
 
+def _jaas_options(text: str, module: str, allowed: str) -> dict[str, str]:
+    """Return the options of a login module. Raises ValueError without the value, which has passwords."""
+    match = _JAAS.fullmatch(text)
+    if match is None or not match[1].endswith(module):
+        raise ValueError(f"is not in the form {allowed}")
+    return {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[2])}
+
+
 @dataclass(frozen=True)
 class PlainUsers:
     """Users and passwords in the syntax of JAAS, as Kafka's PlainLoginModule has them."""
@@ -90,23 +99,45 @@ class PlainUsers:
     metavar = "JAAS"
     allowed = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="PASSWORD" …;'
 
-    def read(self, text: str) -> Mapping[str, str]:
-        match = _JAAS.fullmatch(text)
-        # No message repeats the value, which has passwords.
-        if match is None or not match[1].endswith("PlainLoginModule"):
-            raise ValueError(f"is not in the form {self.allowed}")
-        options = {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS_OPTION.findall(match[2])}
+    def read(self, text: str) -> tuple[Mapping[str, str], Login | None]:
+        options = _jaas_options(text, "PlainLoginModule", self.allowed)
         unknown = [name for name in options if not name.startswith("user_") and name not in ("username", "password")]
         if unknown:
             raise ValueError(f"has unknown options: {', '.join(unknown)}; each user is user_NAME")
-        # `username` and `password` are those of Kafka's connections to other brokers.
-        return MappingProxyType(
-            {name.removeprefix("user_"): value for name, value in options.items() if name.startswith("user_")}
-        )
+        passwords = {name.removeprefix("user_"): value for name, value in options.items() if name.startswith("user_")}
+        return MappingProxyType(passwords), _login(options)
 
     def write(self, value: object) -> str | None:
-        assert isinstance(value, Mapping)
-        return f"{len(value)} users" if value else None
+        assert isinstance(value, tuple)
+        return f"{len(value[0])} users" if value[0] else None
+
+
+def _login(options: Mapping[str, str]) -> Login | None:
+    """Return this broker's own login among the options of a login module. Raises ValueError."""
+    if "username" in options and "password" in options:
+        return Login(options["username"], options["password"])
+    if "username" in options or "password" in options:
+        raise ValueError("has only one of username and password")
+    return None
+
+
+@dataclass(frozen=True)
+class ScramLogin:
+    """The broker's own login in the syntax of JAAS, as Kafka's ScramLoginModule has it."""
+
+    kafka_type = PASSWORD_TYPE
+    metavar = "JAAS"
+    allowed = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="NAME" password="PASSWORD";'
+
+    def read(self, text: str) -> Login | None:
+        options = _jaas_options(text, "ScramLoginModule", self.allowed)
+        unknown = options.keys() - {"username", "password"}
+        if unknown:
+            raise ValueError(f"has unknown options: {', '.join(sorted(unknown))}")
+        return _login(options)
+
+    def write(self, value: object) -> str | None:
+        return None if value is None else "a login"
 
 
 FILE = Word(r".+", "a file", "FILE")
@@ -176,6 +207,13 @@ SECURITY: tuple[Setting, ...] = (
         "Versions of TLS.",
     ),
     Setting(
+        "ssl.endpoint.identification.algorithm",
+        "security.endpoint_identification",
+        Choice({"https": "https", "": ""}),
+        "Whether the certificate of another broker must have the host name that it is connected by: https, or empty"
+        " for not.",
+    ),
+    Setting(
         "authentication.timeout.ms",
         "authentication_ms_max",
         MS_POSITIVE,
@@ -199,10 +237,24 @@ SASL: tuple[Setting, ...] = (
     ),
     Setting(
         "plain.sasl.jaas.config",
-        "security.plain_passwords",
+        "security.plain_passwords security.plain_login",
         PlainUsers(),
         'Users of SASL/PLAIN, in Kafka\'s format: PlainLoginModule required user_NAME="PASSWORD" …; In Kafka it has'
-        " always the prefix of a listener.",
+        " always the prefix of a listener. `username` and `password` are the broker's own login at other brokers.",
+        is_secret=True,
+    ),
+    Setting(
+        "scram-sha-256.sasl.jaas.config",
+        "security.scram_256_login",
+        ScramLogin(),
+        "The broker's own login at other brokers with SCRAM-SHA-256, in Kafka's format. Users are not here.",
+        is_secret=True,
+    ),
+    Setting(
+        "scram-sha-512.sasl.jaas.config",
+        "security.scram_512_login",
+        ScramLogin(),
+        "The broker's own login at other brokers with SCRAM-SHA-512, in Kafka's format. Users are not here.",
         is_secret=True,
     ),
     *OAUTH,

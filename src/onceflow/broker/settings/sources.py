@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from onceflow.broker.config import NO_SECURITY, BrokerConfig
-from onceflow.broker.settings.addresses import check_inter_broker_listener, check_listeners
+from onceflow.broker.settings.addresses import check_listeners
 from onceflow.broker.settings.authorization import check_authorization
 from onceflow.broker.settings.connections import check_address_limits
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
+from onceflow.broker.settings.inter_broker import check_inter_broker_listener, settings_of_no_cluster
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.listener_settings import (
     is_kafkas_login,
@@ -87,6 +88,7 @@ def resolve(*sources: Source) -> Resolved:
     check_inter_broker_listener(config, given)
     check_address_limits(config)
     without_effect += settings_of_no_listener(config, given)
+    without_effect += [name for name in settings_of_no_cluster(config, given) if name not in without_effect]
     check_authorization(config)
     return Resolved(config, notes, warnings, without_effect)
 

@@ -13,6 +13,7 @@ from onceflow.broker.settings.addresses import Endpoints, ProtocolMap
 from onceflow.broker.settings.authorization import AUTHORIZATION, QUOTAS
 from onceflow.broker.settings.connections import CONNECTIONS
 from onceflow.broker.settings.fixed import FIXED, fixed_type
+from onceflow.broker.settings.inter_broker import INTER_BROKER
 from onceflow.broker.settings.kinds import (
     BOOLEAN,
     BYTES,
@@ -118,6 +119,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         ),
     ),
     "Replication": REPLICATION,
+    "Connections between brokers": INTER_BROKER,
     "Topics": (
         Setting(
             "auto.create.topics.enable",

@@ -120,6 +120,7 @@ class Process:
             address_of=view.inter_broker_address,
             advance_start=ANYTHING(),
             is_busy=lambda _partition: False,
+            lower_high_watermark=lambda _place, _offset: None,
         )
         self.replication = Replication(
             self.id,
@@ -129,6 +130,7 @@ class Process:
             deferred=deferred,
             is_alive=lambda broker_id: broker_id in view.brokers,
             controller=ControllerClient(self.id, ToController(view, f"broker-{self.id}"), stood_in),
+            stored_high_watermark=lambda _topic, _index: 0,
         )
         operations = ANYTHING(host=self._host)
         self.member = Member(
