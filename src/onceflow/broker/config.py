@@ -130,6 +130,16 @@ class BrokerConfig:
     zookeeper_session_timeout_ms: int = 18_000
     zookeeper_connection_timeout_ms: int = 18_000
     """Kafka's default is the session timeout."""
+    zookeeper_tls: bool = False
+    zookeeper_key_store_file: str | None = None
+    zookeeper_key_password: str | None = field(default=None, repr=False)
+    zookeeper_trust_store_file: str | None = None
+    zookeeper_endpoint_identification: str = "HTTPS"
+    """Whether ZooKeeper's certificate must have its host name: HTTPS, or empty for not."""
+    zookeeper_digest: Login | None = None
+    """User and password of the scheme digest."""
+    zookeeper_acls: bool = False
+    """Whether only the brokers' user may change the nodes."""
     inter_broker_listener: str | None = None
     inter_broker_protocol: str = PLAINTEXT
     """Security protocol that is also the name of that listener, if this is not PLAINTEXT."""

@@ -42,7 +42,9 @@ def jars() -> Path | None:
 class ZooKeeperProcess:
     """A ZooKeeper with its data in `directory`; use as a context."""
 
-    def __init__(self, directory: Path, classpath: Path) -> None:
+    def __init__(self, directory: Path, classpath: Path, more: str = "") -> None:
+        """`more` are further lines of the configuration."""
+        self._more = more
         self._directory = directory
         self._classpath = f"{classpath}/*"
         self.port = services.free_port()
@@ -55,7 +57,7 @@ class ZooKeeperProcess:
     def __enter__(self) -> Self:
         config = self._directory / "zoo.cfg"
         (self._directory / "logback.xml").write_text(LOGGING)
-        config.write_text(CONFIG.format(data=self._directory / "data", port=self.port))
+        config.write_text(CONFIG.format(data=self._directory / "data", port=self.port) + self._more)
         java = str(services.find_java(self._directory / "java") / "bin" / "java")
         main = ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)]
         with (self._directory / "server.log").open("ab") as log:

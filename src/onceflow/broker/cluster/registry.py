@@ -33,6 +33,7 @@ from onceflow.broker.cluster.zookeeper import (
     StoredNode,
     ZooKeeper,
 )
+from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
 from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.storage.partitions import Place
 from onceflow.errors import OnceflowError
@@ -102,6 +103,7 @@ class Registry:
             config.zookeeper_connect,
             session_timeout_ms=config.zookeeper_session_timeout_ms,
             connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+            security=ZooKeeperSecurity(config),
         )
         zookeeper.open()
         registry = cls(zookeeper, config.node_id, clock)

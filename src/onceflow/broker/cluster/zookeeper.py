@@ -16,6 +16,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -27,6 +28,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
+from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
@@ -131,25 +133,40 @@ class StoredNode(NamedTuple):
 class ZooKeeper:
     """One session after another. Its calls belong to one thread at a time, except `close`."""
 
-    def __init__(self, connect: str, *, session_timeout_ms: int, connection_timeout_ms: int) -> None:
-        """Prepare a session; `connect` is HOST:PORT,HOST:PORT/CHROOT."""
+    def __init__(
+        self,
+        connect: str,
+        *,
+        session_timeout_ms: int,
+        connection_timeout_ms: int,
+        security: ZooKeeperSecurity | None = None,
+    ) -> None:
+        """Prepare a session; `connect` is HOST:PORT,HOST:PORT/CHROOT. Without `security` it is open."""
         self._connect = connect
         hosts, _, chroot = connect.partition("/")
         self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
         self._session_seconds = session_timeout_ms / 1000
         self._connection_seconds = connection_timeout_ms / 1000
-        self._client: Any = KazooClient(hosts=hosts, timeout=self._session_seconds, logger=logger)
+        self._security = security
+        settings: dict[str, Any] = {} if security is None else security.client_settings
+        self._client: Any = KazooClient(hosts=hosts, timeout=self._session_seconds, logger=logger, **settings)
         self._client.add_listener(self._on_state)
         self.on_new_session: Callable[[], None] | None = None
         """Called in kazoo's thread when a new session replaced an expired one."""
         self._is_session_lost = False
 
+    def _acl_of(self, path: str) -> list[Any] | None:
+        return None if self._security is None else self._security.acl_of(path)
+
     def open(self) -> None:
-        """Connect and create the chroot. Raises ZooKeeperUnavailable."""
+        """Connect and create the chroot. Raises ZooKeeperUnavailable, ZooKeeperRefused."""
         try:
             self._client.start(timeout=self._connection_seconds)
             if self._chroot:
-                self._client.ensure_path(self._chroot)
+                self.ensure("")
+        except ZooKeeperRefused:
+            self.close()
+            raise
         except (KazooException, KazooTimeoutError) as error:
             self.close()
             raise ZooKeeperUnavailable(
@@ -256,7 +273,7 @@ class ZooKeeper:
 
     def ensure(self, path: str) -> None:
         """Create a node and the nodes above it if they do not exist. Raises OutcomeUnknown."""
-        self._wait(self._client.ensure_path_async(self._chroot + path))
+        self._wait(self._client.ensure_path_async(self._chroot + path, acl=self._acl_of(path)))
 
     def commit(self, operations: Sequence[Operation]) -> None:
         """Apply all operations or none. Raises Conflict, OutcomeUnknown."""
@@ -265,13 +282,14 @@ class ZooKeeper:
             path = self._chroot + operation.path
             match operation:
                 case Create(_, value, ephemeral, sequence):
-                    transaction.create(path, value, ephemeral=ephemeral, sequence=sequence)
+                    acl = self._acl_of(operation.path)
+                    transaction.create(path, value, acl=acl, ephemeral=ephemeral, sequence=sequence)
                 case Set(_, value, version):
                     transaction.set_data(path, value, version)
                 case Put(_, value) if self.read(operation.path) is not None:
                     transaction.set_data(path, value)
                 case Put(_, value):
-                    transaction.create(path, value)
+                    transaction.create(path, value, acl=self._acl_of(operation.path))
                 case Delete():
                     transaction.delete(path)
                 case Check(_, version):
@@ -293,6 +311,10 @@ class ZooKeeper:
             return asked.get(timeout=self._session_seconds)
         except _UNKNOWN as error:
             raise OutcomeUnknown(f"ZooKeeper {self._connect}: {type(error).__name__}") from error
+        except NoAuthError as error:
+            raise ZooKeeperRefused(
+                f"ZooKeeper {self._connect}: its ACLs do not allow this broker's user to use a node of the cluster"
+            ) from error
 
     def close(self) -> None:
         """End the session, which deletes its ephemeral nodes, and fail the call that waits in another thread."""

@@ -5,7 +5,6 @@ logged. Settings in REFUSED, and all unknown names, prevent the start.
 """
 
 _ONE_BROKER = "there is one broker, so there is one copy of everything"
-_OPEN_ZOOKEEPER = "the session with ZooKeeper has no authentication and no encryption"
 _PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are converted by keytool and openssl"
 
 FIXED: dict[str, tuple[str, str]] = {
@@ -26,8 +25,8 @@ FIXED: dict[str, tuple[str, str]] = {
     "log.roll.jitter.ms": ("0", "segments are rolled exactly when due"),
     "log.cleaner.threads": ("1", "one thread compacts all logs"),
     "log.preallocate": ("false", "files grow as they are written"),
-    "zookeeper.set.acl": ("false", _OPEN_ZOOKEEPER),
-    "zookeeper.ssl.client.enable": ("false", _OPEN_ZOOKEEPER),
+    "zookeeper.ssl.keystore.type": ("PEM", _PEM),
+    "zookeeper.ssl.truststore.type": ("PEM", _PEM),
     "zookeeper.metadata.migration.enable": ("false", "there are no KRaft controllers to migrate to"),
     "max.incremental.fetch.session.cache.slots": ("0", "there are no fetch sessions"),
     "transaction.partition.verification.enable": ("true", "transactions are verified before each append"),
@@ -41,8 +40,6 @@ _TYPES: dict[int, tuple[str, ...]] = {
         "transaction.partition.verification.enable",
         "transaction.two.phase.commit.enable",
         "zookeeper.metadata.migration.enable",
-        "zookeeper.set.acl",
-        "zookeeper.ssl.client.enable",
     ),
     3: (
         "log.cleaner.threads",
@@ -88,6 +85,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "add.partitions.to.txn.": _ONE_PROCESS,
     "broker.id.generation.enable": "node.id is 1 by default",
     "reserved.broker.max.id": "node.id is 1 by default",
+    "zookeeper.clientCnxnSocket": "the client of ZooKeeper is kazoo, not Java's",
     "zookeeper.max.in.flight.requests": "changes are applied one after another",
     "num.network.threads": _ONE_LOOP,
     "num.io.threads": _ONE_LOOP,
@@ -168,8 +166,7 @@ REFUSED: dict[str, str] = {
     "principal.builder.class": "principal builders are Java classes",
     "delegation.token.": "there are no delegation tokens",
     "password.encoder.": "no setting with a password can be changed at run time",
-    "zookeeper.ssl.": _OPEN_ZOOKEEPER,
-    "zookeeper.clientCnxnSocket": _OPEN_ZOOKEEPER,
+    "zookeeper.ssl.": "the TLS of ZooKeeper has PEM files and OpenSSL's choice of ciphers and versions",
     "remote.": _ON_THIS_DISK,
     "log.local.retention.": _ON_THIS_DISK,
     "quota.consumer.default": "quotas of clients are set by AlterClientQuotas (kafka-configs)",

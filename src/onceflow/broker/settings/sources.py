@@ -29,6 +29,7 @@ from onceflow.broker.settings.properties import parse_properties
 from onceflow.broker.settings.replication import with_cluster_defaults
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import SETTINGS
+from onceflow.broker.settings.zookeeper import check_zookeeper
 from onceflow.log.config import LogConfig
 from onceflow.private_files import MODE, is_exposed
 
@@ -90,6 +91,7 @@ def resolve(*sources: Source) -> Resolved:
     without_effect += settings_of_no_listener(config, given)
     without_effect += [name for name in settings_of_no_cluster(config, given) if name not in without_effect]
     check_authorization(config)
+    check_zookeeper(config)
     return Resolved(config, notes, warnings, without_effect)
 
 

@@ -35,6 +35,7 @@ from onceflow.broker.settings.kinds import (
 from onceflow.broker.settings.replication import REPLICATION
 from onceflow.broker.settings.security import SASL, SECURITY
 from onceflow.broker.settings.setting import Setting
+from onceflow.broker.settings.zookeeper import ZOOKEEPER_SECURITY
 
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
@@ -118,6 +119,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             "Maximum time to connect to ZooKeeper at the start. Kafka's default is the session timeout.",
         ),
     ),
+    "ZooKeeper's security": ZOOKEEPER_SECURITY,
     "Replication": REPLICATION,
     "Connections between brokers": INTER_BROKER,
     "Topics": (

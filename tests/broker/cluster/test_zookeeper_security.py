@@ -1,0 +1,146 @@
+"""A ZooKeeper with TLS: digest, ACLs on the nodes, and what a start refuses."""
+
+import gc
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from onceflow import services
+from onceflow.broker.cluster.zookeeper import ZooKeeperRefused, ZooKeeperUnavailable
+from onceflow.broker.cluster.zookeeper_security import InvalidZooKeeperTls
+from onceflow.broker.settings.kinds import SettingRefused
+from onceflow.broker.settings.sources import Source, resolve
+from onceflow.private_files import MODE
+from onceflow.wire import apis
+from tests.broker.cluster.configured_broker import ConfiguredBroker
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
+from tests.broker.raw_client import connected
+from tests.broker.security.test_sasl import alter as alter_users
+from tests.broker.security.test_sasl import upsertion
+from tests.client.tls import Authority
+
+CONFIG = """\
+serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
+secureClientPort={port}
+secureClientPortAddress=127.0.0.1
+ssl.keyStore.location={key}
+ssl.keyStore.type=PEM
+ssl.trustStore.location={trusted}
+ssl.trustStore.type=PEM
+ssl.clientAuth=want
+"""
+DIGEST = "broker:hush:hush"
+Settings = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def secured(
+    zookeeper: ZooKeeperProcess, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The address of the secure port. `zookeeper` is there if Java and the jars are."""
+    classpath = jars()
+    assert classpath is not None and zookeeper.port
+    directory, port = tmp_path_factory.mktemp("secured"), services.free_port()
+    issued, key = authority.issue("127.0.0.1"), directory / "key.pem"
+    # ZooKeeper reads keys in PKCS #8 only.
+    convert = ["openssl", "pkcs8", "-topk8", "-nocrypt", "-in", str(issued)]
+    converted = subprocess.run(convert, capture_output=True, check=True).stdout
+    _key, begin, certificates = issued.read_bytes().partition(b"-----BEGIN CERTIFICATE")
+    key.write_bytes(converted + begin + certificates)
+    more = CONFIG.format(port=port, key=key, trusted=authority.trusted)
+    with ZooKeeperProcess(directory, classpath, more):
+        yield f"127.0.0.1:{port}"
+
+
+def settings_of(secured: str, authority: Authority, **more: str) -> Settings:
+    return {
+        "zookeeper.connect": f"{secured}/kafka",
+        "zookeeper.connection.timeout.ms": "20000",
+        "zookeeper.ssl.client.enable": "true",
+        "zookeeper.ssl.truststore.location": str(authority.trusted),
+        "zookeeper.digest": DIGEST,
+        "zookeeper.set.acl": "true",
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        **{name.replace("_", "."): text for name, text in more.items()},
+    }
+
+
+def test_only_the_brokers_change_nodes(
+    secured: str, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger: Any = KazooClient(secured, use_ssl=True, ca=str(authority.trusted), timeout=20)
+    with ConfiguredBroker(tmp_path / "data", settings_of(secured, authority)) as broker:
+        with connected(broker.bootstrap) as client:
+            assert alter_users(client, upsertions=[upsertion("ada")]) == {"ada": (0, None)}
+            topic = {"name": "visits", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+            created = client.ask(apis.CREATE_TOPICS, 4, topics=[topic], validate_only=False)
+            assert created.topics[0].error_code == 0
+        stranger.start(20)
+        try:
+            assert stranger.get("/kafka/brokers/topics/visits")[0]
+            for path in ("/kafka/brokers/topics/visits", "/kafka/controller_epoch", "/kafka/brokers/ids/1"):
+                with pytest.raises(NoAuthError):
+                    stranger.set(path, b"")
+            with pytest.raises(NoAuthError):
+                stranger.create("/kafka/brokers/topics/clicks", b"")
+            with pytest.raises(NoAuthError):
+                stranger.get("/kafka/config/users/ada")
+            stranger.create("/kafka/consumers/old", b"")
+        finally:
+            stranger.stop()
+            stranger.close()
+    assert "hush" not in caplog.text
+    with pytest.raises(ZooKeeperRefused, match="ACLs do not allow this broker's user") as refused:
+        ConfiguredBroker(tmp_path / "other", settings_of(secured, authority, zookeeper_digest="eve:hush")).start()
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_zookeepers_certificate_is_verified(secured: str, tmp_path: Path) -> None:
+    other = Authority(tmp_path)
+    settings = settings_of(secured, other, zookeeper_connection_timeout_ms="500")
+    with pytest.raises(ZooKeeperUnavailable, match=r"no session within 0\.5 s"):
+        ConfiguredBroker(tmp_path / "data", settings).start()
+    assert not (tmp_path / "data").exists()
+    # kazoo does not close the socket of a failed handshake.
+    gc.collect()
+
+
+def test_unusable_files_stop_the_start(authority: Authority, tmp_path: Path) -> None:
+    def start(**more: str) -> None:
+        ConfiguredBroker(tmp_path / "data", settings_of("127.0.0.1:1", authority, **more)).start()
+
+    with pytest.raises(InvalidZooKeeperTls, match=r"zookeeper\.ssl\.truststore\.location=/missing\.pem cannot be used"):
+        start(zookeeper_ssl_truststore_location="/missing.pem")
+    with pytest.raises(InvalidZooKeeperTls, match=r"zookeeper\.ssl\.keystore\.location=.*cannot be used"):
+        start(zookeeper_ssl_keystore_location=str(authority.trusted))
+    key = authority.issue("exposed")
+    key.chmod(0o644)
+    with pytest.raises(InvalidZooKeeperTls, match=MODE):
+        start(zookeeper_ssl_keystore_location=str(key))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"zookeeper.set.acl": "true"}, "needs zookeeper.digest or zookeeper.ssl.keystore.location"),
+        ({"zookeeper.ssl.keystore.location": "/k"}, "has no effect without zookeeper.ssl.client.enable=true"),
+        ({"zookeeper.digest": "hush"}, "zookeeper.digest is not USER:PASSWORD"),
+        ({"zookeeper.ssl.keystore.type": "JKS"}, "must be PEM"),
+        ({"zookeeper.ssl.crl.enable": "true"}, "PEM files and OpenSSL's choice"),
+    ],
+)
+def test_wrong_settings_are_refused(given: Settings, message: str) -> None:
+    with pytest.raises(SettingRefused) as refused:
+        resolve(Source({"log.dirs": "x", "zookeeper.connect": "z:1", **given}))
+    assert message in str(refused.value) and "hush" not in str(refused.value)
