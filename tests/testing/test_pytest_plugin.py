@@ -39,6 +39,18 @@ def test_a_topic_as_asked_for(onceflow_broker, onceflow_topic):
     assert len(metadata.topics[onceflow_topic].partitions) == 3
 
 
+@pytest.mark.onceflow_cluster(brokers=2, settings={"num.partitions": 5})
+def test_a_cluster_with_faults(onceflow_cluster, onceflow_broker, onceflow_faults):
+    onceflow_cluster.create_topic("visits")
+    assert len(onceflow_cluster.brokers) == 2
+    assert onceflow_faults is onceflow_broker.faults
+    onceflow_faults.close("Produce")
+
+
+def test_faults_end_with_their_test(onceflow_faults):
+    assert not onceflow_faults._rules
+
+
 def test_settings(onceflow_broker):
     topic = onceflow_broker.create_topic("default", -1)
     metadata = AdminClient({"bootstrap.servers": onceflow_broker.bootstrap_servers}).list_topics(topic, 10)
@@ -66,7 +78,7 @@ def test_fixtures_work_in_xdist_workers(tmp_path: Path) -> None:
     ini = "onceflow_settings =\n    num.partitions=3\n    log.retention.hours=1\n"
     code, output = run_pytest(tmp_path / "theirs", SUITE, "-n", "2", "--onceflow-data", str(data), ini=ini)
     assert code == 0, output
-    assert "4 passed" in output
+    assert "6 passed" in output
     assert {path.name for path in data.iterdir()} <= {"gw0", "gw1"}
     assert len(list(data.glob("gw*/test_a_topic_is_new_and_empty-first-*-0/*.log"))) == 1
 
@@ -138,7 +150,7 @@ def examples() -> list[str]:
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_the_pages_examples_run(tmp_path: Path, number: int) -> None:
     example = examples()[number]
     if "import pytest" in example or "onceflow_topic" in example:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from onceflow.broker.cluster.registry import Registry
     from onceflow.broker.cluster.replication import Replication
     from onceflow.broker.cluster.security import SecurityState
+    from onceflow.broker.cluster.session import Session
     from onceflow.broker.cluster.verification import Verifications
     from onceflow.broker.cluster.view import ClusterView
 
@@ -144,13 +145,24 @@ class Node:
             self._join_cluster(view)
 
     @classmethod
-    def open(cls, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> "Node":
+    def open(
+        cls,
+        config: BrokerConfig,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        session: "Session | None" = None,
+    ) -> "Node":
         """Lock the data directory and recover its logs. Blocks.
+
+        `session` is with another registry than that of `zookeeper.connect`.
 
         Raises DataDirectoryRefused, OSError, and for a broker on ZooKeeper ZooKeeperUnavailable, RegistrationRefused,
         SeveralBrokers, DamagedNode, ModuleNotFoundError.
         """
-        registry = _open_registry(config, clock or SystemClock()) if config.zookeeper_connect is not None else None
+        registry = None
+        if config.zookeeper_connect is not None:
+            registry = _open_registry(config, clock or SystemClock(), session)
         try:
             cluster_id = config.cluster_id
             if registry is not None:
@@ -504,8 +516,8 @@ class Node:
         return clean
 
 
-def _open_registry(config: BrokerConfig, clock: Clock) -> "Registry":
-    """Connect to ZooKeeper. Blocks.
+def _open_registry(config: BrokerConfig, clock: Clock, session: "Session | None") -> "Registry":
+    """Connect to the registry. Blocks.
 
     Raises ZooKeeperUnavailable, InvalidTls, and ModuleNotFoundError without the packages for a cluster.
     """
@@ -514,7 +526,18 @@ def _open_registry(config: BrokerConfig, clock: Clock) -> "Registry":
 
     # Certificates that cannot be used stop the start before the broker is registered.
     InterBroker(config)
-    return Registry.open(config, clock)
+    if session is None:
+        from onceflow.broker.cluster.zookeeper import ZooKeeper
+        from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
+
+        assert config.zookeeper_connect is not None
+        session = ZooKeeper(
+            config.zookeeper_connect,
+            session_timeout_ms=config.zookeeper_session_timeout_ms,
+            connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+            security=ZooKeeperSecurity(config),
+        )
+    return Registry.open(session, config.node_id, clock)
 
 
 @contextmanager

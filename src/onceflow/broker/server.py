@@ -52,6 +52,7 @@ from onceflow.wire.frames import (
 from onceflow.wire.known_produce import Known
 
 if TYPE_CHECKING:
+    from onceflow.broker.cluster.session import Session
     from onceflow.broker.metrics.exporter import Exporter
 
 logger = logging.getLogger(__name__)
@@ -111,10 +112,12 @@ class Broker:
         clock: Clock | None = None,
         on_lost: Callable[[], None] | None = None,
         layers: Sequence[Layer] = (),
+        session: "Session | None" = None,
     ) -> None:
-        """`layers` see each request before the dispatch, the last one first."""
+        """`layers` see each request before the dispatch, the last one first; `session` is as in `Node.open`."""
         self.config = config
         self._layers = layers
+        self._session = session
         self._on_lost = on_lost
         self.endpoints: tuple[Endpoint, ...] = ()
         """The addresses of the listeners, with the ports that were free."""
@@ -161,7 +164,8 @@ class Broker:
             self.endpoints = self._listener.endpoints
             self._exporter = self._new_exporter()
             self._validators = self._new_validators()
-            self._node = Node.open(replace(self.config, listeners=self.endpoints), disk=self._disk, clock=clock)
+            config = replace(self.config, listeners=self.endpoints)
+            self._node = Node.open(config, disk=self._disk, clock=clock, session=self._session)
         except BaseException:
             self._listener.close()
             if self._exporter is not None:
@@ -222,6 +226,18 @@ class Broker:
         In a cluster the leaders of this broker are moved first, while it still serves.
         """
         await self._leave_cluster()
+        return await self._stop()
+
+    async def abort(self) -> bool:
+        """Close all connections without the responses, then all logs; return whether all were closed.
+
+        The leaders of this broker are not moved.
+        """
+        if self._listener is not None:
+            self._listener.abort()
+        return await self._stop()
+
+    async def _stop(self) -> bool:
         if self._exporter is not None:
             await self._exporter.stop()
         if self._listener is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onceflow.testing.clock import ManualClock
+    from onceflow.testing.cluster import Cluster
     from onceflow.testing.disk import FaultyDisk, PowerCut
     from onceflow.testing.faults import Fault, FaultNotMet, Faults, ImpossibleFault
     from onceflow.testing.in_process import Broker, BrokerNotUsable
@@ -17,6 +18,7 @@ __all__ = [
     "Broker",
     "BrokerNotUsable",
     "BrokerProcess",
+    "Cluster",
     "Fault",
     "FaultNotMet",
     "Faults",
@@ -30,6 +32,7 @@ _MODULES = {
     "Broker": "in_process",
     "BrokerNotUsable": "in_process",
     "BrokerProcess": "process",
+    "Cluster": "cluster",
     "Fault": "faults",
     "FaultNotMet": "faults",
     "Faults": "faults",

@@ -8,7 +8,7 @@ that fit it and are not used up.
 import difflib
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
@@ -55,10 +55,14 @@ class Fault:
         concerned: "Concerned",
         *,
         client_id: str | None = None,
+        peers: Set[str] = frozenset(),
         times: int | None = None,
         skip: int = 0,
     ) -> None:
-        """`times` is the number of requests that meet it, None without a limit, after `skip` that do not."""
+        """`times` is the number of requests that meet it, None without a limit, after `skip` that do not.
+
+        `peers` are client ids that meet it only if `client_id` is one of them.
+        """
         self._name = name
         self._on_removed = on_removed
         self._effect = effect
@@ -66,6 +70,7 @@ class Fault:
         self.concerned = concerned
         """Topic and partition."""
         self._client_id = client_id
+        self._peers = peers
         self._times = times
         self._skip = skip
         self._count = 0
@@ -99,8 +104,8 @@ class Fault:
 
     def fits(self, api_key: int, client_id: str | None) -> bool:
         """Return whether a request of this API and client can meet it."""
-        is_own = self._api is None or self._api.key == api_key
-        return is_own and self._client_id in (None, client_id)
+        is_client = client_id not in self._peers if self._client_id is None else client_id == self._client_id
+        return is_client and (self._api is None or self._api.key == api_key)
 
     def take(self) -> bool:
         """Count a request that meets it; return whether it has an effect on this one."""
@@ -129,10 +134,13 @@ class Faults:
     - `topic`, `partition`: only requests that name the topic, or the partition
     - `client_id`: only requests of clients with exactly this client id
 
-    All methods raise ImpossibleFault for what no request can meet.
+    Requests of other brokers of the cluster meet a fault only if `client_id` names them. All methods raise
+    ImpossibleFault for what no request can meet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Set[str] = frozenset()) -> None:
+        """`peers` are the client ids of the other brokers."""
+        self._peers = peers
         self._lock = threading.Lock()
         self._interception: Interception | None = None
         self._rules: list[Fault] = []
@@ -245,6 +253,7 @@ class Faults:
             wanted,
             concerned,
             client_id=selection.get("client_id"),
+            peers=self._peers,
             times=_at_least(1, "times", selection.get("times", 1)),
             skip=_at_least(0, "skip", selection.get("skip", 0)) or 0,
         )
@@ -277,7 +286,7 @@ class Faults:
             limits: dict[int, int] = {}
             for versions in self._versions_max.values():
                 limits |= {key: min(version, limits.get(key, version)) for key, version in versions.items()}
-            plan = Plan(tuple(self._rules), limits, frozenset(self._paused.values()))
+            plan = Plan(tuple(self._rules), limits, frozenset(self._paused.values()), self._peers)
         self.layer().change(plan)
 
 

@@ -38,6 +38,7 @@ from onceflow.testing.secured import (
 
 if TYPE_CHECKING:
     from onceflow.broker import server
+    from onceflow.broker.cluster.session import Session
     from onceflow.broker.config import BrokerConfig
     from onceflow.broker.topics.operations import Created
     from onceflow.log.clock import Clock
@@ -47,6 +48,8 @@ HOST = "127.0.0.1"
 STOP_SECONDS_MAX = 60.0
 CREATE_SECONDS_MAX = 30.0
 EXIT_SECONDS_MAX = 5.0
+IN_THIS_PROCESS = "in this process"
+"""`zookeeper.connect` of a broker with a registry for tests."""
 Setting: TypeAlias = str | int | float | bool
 _OWN_SETTINGS = {"log.dir", "log.dirs", "listeners", "advertised.listeners"}
 
@@ -122,11 +125,17 @@ class Broker:
             except ModuleNotFoundError as error:
                 raise BrokerNotUsable(f"tls=True needs the package {error.name}: pip install trustme") from error
         access = Access(self._users, self._certificates, self._acls)
-        run = _Run(self._path, self._port, self._settings, self._disk, self._clock, access, self.faults)
+        run = _Run(
+            self._path, self._port, self._settings, self._disk, self._clock, access, self.faults, self._new_session()
+        )
         run.start()
         self._run = run
         self._port = run.port
         return self
+
+    def _new_session(self) -> "Session | None":
+        """Return a session with the registry of a cluster for tests."""
+        return None
 
     def stop(self) -> None:
         """Sync and close every log, end the thread, remove a temporary directory. No effect if it is not running.
@@ -178,12 +187,17 @@ class Broker:
 
         Raises BrokerNotUsable, with the reason, if the topic is refused or not created within 30 s.
         """
+        return self._create_topic(name, partitions, configs, replication_factor=-1)
+
+    def _create_topic(
+        self, name: str, partitions: int, configs: Mapping[str, str] | None, *, replication_factor: int
+    ) -> str:
         run = self._running()
         if not run.is_here:
             raise BrokerNotUsable(
                 f"the broker on {run.path} is the parent process's; {Remedy.CREATE_WITH_CLIENT.format(topic=name)}"
             )
-        created = run.create_topic(name, partitions, dict(configs or {}))
+        created = run.create_topic(name, partitions, replication_factor, dict(configs or {}))
         if created.error_code:
             from onceflow.wire.errors import error_name
 
@@ -229,6 +243,7 @@ class _Run:
         clock: "Clock | None",
         access: Access,
         faults: Faults,
+        session: "Session | None",
     ) -> None:
         # mkdtemp instead of TemporaryDirectory, whose finalizer would remove the parent's data when a forked child
         # ends.
@@ -238,6 +253,8 @@ class _Run:
         self.authority: Path | None = None
         self._access = access
         self._faults = faults
+        self._session = session
+        self._is_killed = False
         self._is_temporary = path is None
         self._pid = os.getpid()
         self._settings = settings
@@ -274,6 +291,11 @@ class _Run:
             raise
         _runs.add(self)
 
+    def kill(self) -> None:
+        """End without responses, and without moving leaders."""
+        self._is_killed = True
+        self.stop(STOP_SECONDS_MAX)
+
     def stop(self, seconds_max: float) -> None:
         _runs.discard(self)
         try:
@@ -282,13 +304,16 @@ class _Run:
         finally:
             self._remove_temporary()
 
-    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str]) -> "Created":
+    def create_topic(
+        self, name: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
+    ) -> "Created":
         from onceflow.broker.topics.topics import NewTopic
 
         async def create() -> "Created":
             assert self._server is not None
             done: asyncio.Future[list[Created]] = asyncio.get_running_loop().create_future()
-            self._server.node.topic_operations.create([NewTopic(name, partitions, 1, dict(configs))], done.set_result)
+            new = NewTopic(name, partitions, replication_factor, dict(configs))
+            self._server.node.topic_operations.create([new], done.set_result)
             return (await done)[0]
 
         assert self._loop is not None
@@ -340,7 +365,7 @@ class _Run:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         layer = self._faults.layer()
         layer.begin()
-        self._server = Server(self._config(), disk=self._disk, clock=self._clock, layers=[layer])
+        self._server = Server(self._config(), disk=self._disk, clock=self._clock, layers=[layer], session=self._session)
         await self._server.start()
         store_users(self._server.node, self._access.users)
         store_acls(self._server.node, self._access.acls or ())
@@ -350,14 +375,18 @@ class _Run:
             if not self._stopping:
                 await self._stop.wait()
         finally:
-            await self._server.stop()
+            if self._is_killed:
+                await self._server.abort()
+            else:
+                await self._server.stop()
 
     def _config(self) -> "BrokerConfig":
         from onceflow.broker.config import BrokerConfig, Endpoint
 
         listeners = (Endpoint(HOST, self.port, self.protocol),)
+        registry = None if self._session is None else IN_THIS_PROCESS
         if not self._settings:
-            return secured(BrokerConfig(self.path, listeners), self._access)
+            return secured(BrokerConfig(self.path, listeners, zookeeper_connect=registry), self._access)
         from onceflow.broker.settings.sources import Source, resolve
 
         resolved = resolve(Source({**self._settings, "log.dirs": str(self.path)}))
@@ -365,7 +394,10 @@ class _Run:
             logger.info("%s", note)
         for warning in resolved.warnings:
             logger.warning("%s", warning)
-        return secured(replace(resolved.config, listeners=listeners), self._access)
+        config = replace(resolved.config, listeners=listeners)
+        if registry is not None:
+            config = replace(config, zookeeper_connect=registry)
+        return secured(config, self._access)
 
 
 def _stop_all() -> None:

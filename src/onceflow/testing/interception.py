@@ -8,7 +8,7 @@ the interception run on the broker's event loop, except `change`.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -66,9 +66,16 @@ class Plan(NamedTuple):
     paused: frozenset[str | None] = frozenset()
     """Clients whose network is paused; None: all."""
 
+    peers: Set[str | None] = frozenset()
+    """Client ids of other brokers, which only faults for one of them are for."""
+
     def is_paused(self, client_id: str | None) -> bool:
         """Return whether a client's network is paused."""
-        return bool(self.paused) and (None in self.paused or client_id in self.paused)
+        return bool(self.paused) and (client_id in self.paused or (None in self.paused and client_id not in self.peers))
+
+    def limits(self, client_id: str | None) -> Mapping[int, int]:
+        """Return the highest versions for a client, where they are limited."""
+        return {} if client_id in self.peers else self.versions_max
 
 
 class Interception:
@@ -164,20 +171,19 @@ class Interception:
         if served is None or not served.version_min <= exchange.version <= served.version_max:
             exchange.serve(exchange.respond)
             return
-        version_max = self._plan.versions_max.get(exchange.api_key)
+        limits = self._plan.limits(exchange.client_id)
+        version_max = limits.get(exchange.api_key)
         if version_max is not None and exchange.version > version_max:
             if exchange.api_key != apis.API_VERSIONS:
                 exchange.connection.close(f"API key {exchange.api_key} version {exchange.version} is not served")
                 return
-            response = encode_unsupported_api_versions(exchange.correlation_id)
-            exchange.respond([_limited(response, 0, self._plan.versions_max)])
+            exchange.respond([_limited(encode_unsupported_api_versions(exchange.correlation_id), 0, limits)])
             return
         for rule in self._plan.rules:
             if rule.fits(exchange.api_key, exchange.client_id) and exchange.concerns(rule.concerned) and rule.take():
                 rule.apply(exchange)
                 return
-        if exchange.api_key == apis.API_VERSIONS and self._plan.versions_max:
-            limits = self._plan.versions_max
+        if exchange.api_key == apis.API_VERSIONS and limits:
             exchange.serve(lambda pieces: exchange.respond([_limited(joined(pieces), exchange.version, limits)]))
         else:
             exchange.serve(exchange.respond)

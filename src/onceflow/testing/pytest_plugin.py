@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from onceflow.testing.cluster import Cluster
     from onceflow.testing.faults import Faults
     from onceflow.testing.in_process import Broker
 
@@ -21,6 +22,7 @@ USERS_OPTION = "onceflow_users"
 TLS_OPTION = "onceflow_tls"
 ACLS_OPTION = "onceflow_acls"
 TOPIC_MARKER = "onceflow_topic"
+CLUSTER_MARKER = "onceflow_cluster"
 NAME_CHARACTERS_MAX = 200
 """Maximum length of a test's name in its topic's name; Kafka allows 249 characters."""
 
@@ -60,6 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
         f"{TOPIC_MARKER}(partitions=1, configs=None): how the fixture onceflow_topic creates this test's topic; "
         "configs by Kafka's names",
     )
+    config.addinivalue_line(
+        "markers",
+        f"{CLUSTER_MARKER}(brokers=3, settings=None): what the fixture onceflow_cluster starts; by Kafka's names",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -89,11 +95,28 @@ def onceflow_faults(onceflow_broker: "Broker") -> "Iterator[Faults]":
 def onceflow_topic(request: pytest.FixtureRequest, onceflow_broker: "Broker") -> str:
     """The name of a new, empty topic for this test only, with one partition unless the marker sets another number."""
     stem = re.sub(r"[^a-zA-Z0-9._-]", "-", request.node.name)[:NAME_CHARACTERS_MAX]
-    marker = request.node.get_closest_marker(TOPIC_MARKER)
-    arguments = dict(marker.kwargs) if marker is not None else {}
-    if marker is not None and (marker.args or arguments.keys() - {"partitions", "configs"}):
-        raise pytest.UsageError(f"{TOPIC_MARKER} takes partitions=N and configs={{NAME: VALUE}}, not {marker}")
+    arguments = _arguments(request, TOPIC_MARKER, partitions="N", configs="{NAME: VALUE}")
     return onceflow_broker.create_topic(f"{stem}-{os.urandom(4).hex()}", **arguments)
+
+
+@pytest.fixture
+def onceflow_cluster(request: pytest.FixtureRequest) -> "Iterator[Cluster]":
+    """A cluster of three brokers in threads of this process, for this test only, unless the marker says otherwise."""
+    from onceflow.testing.cluster import Cluster
+
+    with Cluster(**_arguments(request, CLUSTER_MARKER, brokers="N", settings="{NAME: VALUE}")) as cluster:
+        yield cluster
+
+
+def _arguments(request: pytest.FixtureRequest, name: str, **known: str) -> dict[str, Any]:
+    """Return the arguments of a test's marker; `known` are the possible ones, with their forms."""
+    marker = request.node.get_closest_marker(name)
+    if marker is None:
+        return {}
+    if marker.args or marker.kwargs.keys() - known.keys():
+        forms = " and ".join(f"{argument}={form}" for argument, form in known.items())
+        raise pytest.UsageError(f"{name} takes {forms}, not {marker}")
+    return dict(marker.kwargs)
 
 
 def _data_path(config: pytest.Config) -> Path | None:

@@ -6,7 +6,8 @@ import pytest
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.registry import RegistrationRefused, Registry, Superseded
-from onceflow.broker.cluster.zookeeper import Create, Operation, OutcomeUnknown, ZooKeeper, ZooKeeperUnavailable
+from onceflow.broker.cluster.session import Create, Operation, OutcomeUnknown
+from onceflow.broker.cluster.zookeeper import ZooKeeper, ZooKeeperUnavailable
 from onceflow.broker.config import PROTOCOL_OF_NAME, Endpoint
 from onceflow.log.clock import SystemClock
 from onceflow.log.errors import DataDirectoryRefused

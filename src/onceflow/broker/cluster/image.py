@@ -6,8 +6,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from onceflow.broker.cluster import nodes
+from onceflow.broker.cluster.session import Session, StoredNode
 from onceflow.broker.cluster.state import Replicas, State
-from onceflow.broker.cluster.zookeeper import StoredNode, ZooKeeper
 from onceflow.broker.storage.partitions import Place
 from onceflow.broker.topics.configs import InvalidConfig, normalized
 from onceflow.broker.topics.records import (
@@ -50,7 +50,7 @@ class StoredTopic(NamedTuple):
 
 
 def read_topics(
-    zookeeper: ZooKeeper,
+    zookeeper: Session,
     names: Sequence[str],
     watch: Callable[[str], Callable[[], None]],
     on_damaged: Callable[[nodes.DamagedNode], None],
@@ -148,7 +148,7 @@ def records_of(topic: StoredTopic) -> Iterator[MetadataRecord]:
 
 
 def read_states(
-    zookeeper: ZooKeeper, topics: Sequence[StoredTopic], on_damaged: Callable[[nodes.DamagedNode], None]
+    zookeeper: Session, topics: Sequence[StoredTopic], on_damaged: Callable[[nodes.DamagedNode], None]
 ) -> tuple[Sequence[StoredTopic], Mapping[Place, State]]:
     """Return the topics, and the states of their partitions, without those that have none.
 

@@ -39,10 +39,10 @@ from onceflow.broker.cluster.producer_ids import ProducerIds
 from onceflow.broker.cluster.registry import Registry, RegistryClosed, Write
 from onceflow.broker.cluster.security import RECORDS as SECURITY_RECORDS
 from onceflow.broker.cluster.security import OnDamaged, RegistrySecurity
+from onceflow.broker.cluster.session import Delete
 from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.cluster.watch import Seen, Watch
 from onceflow.broker.cluster.write_queue import Step, WriteQueue, call
-from onceflow.broker.cluster.zookeeper import Delete
 from onceflow.broker.storage.partitions import Partition, Place, Synced
 from onceflow.broker.topics.metadata_log import DeleteTopics, Follow
 from onceflow.broker.topics.records import (

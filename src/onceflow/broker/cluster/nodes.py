@@ -12,8 +12,8 @@ from uuid import UUID
 
 import msgspec
 
+from onceflow.broker.cluster.session import StoredNode
 from onceflow.broker.cluster.state import LiveBroker, Replicas, State
-from onceflow.broker.cluster.zookeeper import StoredNode
 from onceflow.broker.config import PLAINTEXT, PROTOCOLS, Endpoint
 from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import encode_uuid

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from onceflow.broker.cluster.zookeeper import Conflict, Delete, ZooKeeper
+from onceflow.broker.cluster.session import Conflict, Delete, Session
 from onceflow.log.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Notice(NamedTuple):
 class Notices:
     """The notices below one directory, which exists. Belongs to the registry's thread."""
 
-    def __init__(self, zookeeper: ZooKeeper, directory: str, clock: Clock, on_change: Callable[[], None]) -> None:
+    def __init__(self, zookeeper: Session, directory: str, clock: Clock, on_change: Callable[[], None]) -> None:
         """`on_change` is called in kazoo's thread when there are new ones, from the first `new` on."""
         self._zookeeper = zookeeper
         self._directory = directory

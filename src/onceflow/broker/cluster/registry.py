@@ -22,19 +22,18 @@ from typing import TypeVar
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.decision import Write as StateWrite
-from onceflow.broker.cluster.zookeeper import (
+from onceflow.broker.cluster.session import (
     Check,
     Conflict,
     Create,
     Delete,
     Operation,
     OutcomeUnknown,
+    Session,
     Set,
     StoredNode,
-    ZooKeeper,
 )
-from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
-from onceflow.broker.config import BrokerConfig, Endpoint
+from onceflow.broker.config import Endpoint
 from onceflow.broker.storage.partitions import Place
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
@@ -84,7 +83,7 @@ class Term:
 class Registry:
     """Registration of one broker in ZooKeeper."""
 
-    def __init__(self, zookeeper: ZooKeeper, broker_id: int, clock: Clock) -> None:
+    def __init__(self, zookeeper: Session, broker_id: int, clock: Clock) -> None:
         self.zookeeper = zookeeper
         self.broker_id = broker_id
         self._clock = clock
@@ -96,17 +95,10 @@ class Registry:
         self._closing = threading.Event()
 
     @classmethod
-    def open(cls, config: BrokerConfig, clock: Clock) -> "Registry":
-        """Connect to ZooKeeper, and create Kafka's nodes without a value. Raises ZooKeeperUnavailable."""
-        assert config.zookeeper_connect is not None
-        zookeeper = ZooKeeper(
-            config.zookeeper_connect,
-            session_timeout_ms=config.zookeeper_session_timeout_ms,
-            connection_timeout_ms=config.zookeeper_connection_timeout_ms,
-            security=ZooKeeperSecurity(config),
-        )
-        zookeeper.open()
-        registry = cls(zookeeper, config.node_id, clock)
+    def open(cls, session: Session, broker_id: int, clock: Clock) -> "Registry":
+        """Begin the session, and create Kafka's nodes without a value. Raises ZooKeeperUnavailable."""
+        session.open()
+        registry = cls(session, broker_id, clock)
         try:
             registry._repeat(registry._create_persistent_nodes)
         except BaseException:
@@ -145,7 +137,7 @@ class Registry:
                 logger.debug("%s; repeating", error)
                 self._closing.wait(RETRY_SECONDS)
 
-    def read(self, read: Callable[[ZooKeeper], Result]) -> Result:
+    def read(self, read: Callable[[Session], Result]) -> Result:
         """Return what `read` returns, repeated while its outcome is unknown. Raises RegistryClosed."""
         return self._repeat(lambda: read(self.zookeeper))
 
@@ -378,7 +370,7 @@ class Registry:
         except Conflict as conflict:
             logger.error("a change was not written to ZooKeeper: %s", conflict)
 
-    def merge(self, attempt: Callable[[ZooKeeper], Write | None]) -> None:
+    def merge(self, attempt: Callable[[Session], Write | None]) -> None:
         """Apply what `attempt` returns after it has read the nodes, again after each change by another program.
 
         None: there is nothing to write. Raises Superseded, RegistrationRefused, RegistryClosed.

@@ -11,14 +11,15 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from typing import NamedTuple
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster import security_nodes as stored
 from onceflow.broker.cluster.notices import Notices
 from onceflow.broker.cluster.registry import Registry, Write
+from onceflow.broker.cluster.session import Check, Create, Delete, Session, Set, StoredNode
 from onceflow.broker.cluster.write_queue import Step
-from onceflow.broker.cluster.zookeeper import Check, Create, Delete, Set, StoredNode, ZooKeeper
 from onceflow.broker.security.acls import Acls
 from onceflow.broker.security.client_quotas import USER, ClientQuotas
 from onceflow.broker.security.credentials import CredentialKey, Credentials
@@ -100,7 +101,7 @@ class RegistrySecurity:
             return
         zookeeper = self._registry.zookeeper
         for path in stored.ACL_PERSISTENT:
-            self._registry.read(partial(ZooKeeper.ensure, path=path))
+            self._registry.read(methodcaller("ensure", path))
         directories = (stored.ACL_CHANGES, stored.PREFIXED_ACL_CHANGES)
         self._notices = [Notices(zookeeper, directory, clock, on_change) for directory in directories]
 
@@ -118,7 +119,7 @@ class RegistrySecurity:
         """Let the next look read these nodes again."""
         self._put_back(_Due(set(seen.acls), set(seen.configs), seen.is_complete))
 
-    def look(self, zookeeper: ZooKeeper, entities: Collection[str], on_damaged: OnDamaged) -> SecuritySeen:
+    def look(self, zookeeper: Session, entities: Collection[str], on_damaged: OnDamaged) -> SecuritySeen:
         """Read what has changed; `entities` have new notices. Raises OutcomeUnknown."""
         with self._lock:
             due, self._due = self._due, _Due()
@@ -138,7 +139,7 @@ class RegistrySecurity:
             self._put_back(due)
             raise
 
-    def _read(self, zookeeper: ZooKeeper, due: _Due, on_damaged: OnDamaged) -> SecuritySeen:
+    def _read(self, zookeeper: Session, due: _Due, on_damaged: OnDamaged) -> SecuritySeen:
         patterns, entities = list(due.patterns), list(due.entities)
         acls: dict[AclPattern, frozenset[AclBinding] | None] = dict.fromkeys(patterns)
         values = zookeeper.read_all([stored.acls_path(pattern) for pattern in patterns])
@@ -229,7 +230,7 @@ class RegistrySecurity:
             if stored.acls_bytes((*present, *bindings)) > stored.VALUE_BYTES_MAX:
                 raise TooManyAcls(f"the ACLs of {pattern.name!r} exceed {stored.VALUE_BYTES_MAX} bytes in ZooKeeper")
         self._replay(records)
-        merges: list[Callable[[ZooKeeper], Write | None]] = [
+        merges: list[Callable[[Session], Write | None]] = [
             partial(_merged_acls, pattern, added.get(pattern, set()), removed.get(pattern, set()), self._known(pattern))
             for pattern in dict.fromkeys((*added, *removed))
         ]
@@ -266,19 +267,19 @@ def _of_user(changes: dict[str, dict[str, str | None]], key: CredentialKey) -> d
     return changes.setdefault(stored.entity_path(frozenset(((USER, key.user),))), {})
 
 
-def _all_patterns(zookeeper: ZooKeeper) -> list[AclPattern]:
+def _all_patterns(zookeeper: Session) -> list[AclPattern]:
     kinds = [(of, how) for how in (PatternType.LITERAL, PatternType.PREFIXED) for of in stored.RESOURCE_TYPES]
     names = zookeeper.children_of_all([stored.acls_directory(*kind) for kind in kinds])
     return [AclPattern(of, name, how) for (of, how), listed in zip(kinds, names, strict=True) for name in listed or ()]
 
 
-def _all_entities(zookeeper: ZooKeeper) -> list[str]:
+def _all_entities(zookeeper: Session) -> list[str]:
     users, clients, ips = _below(zookeeper, [stored.USERS, stored.CLIENTS, stored.IPS])
     of_users = _below(zookeeper, [f"{user}/{stored.CLIENTS}" for user in users])
     return [*users, *clients, *ips, *(path for paths in of_users for path in paths)]
 
 
-def _below(zookeeper: ZooKeeper, directories: Sequence[str]) -> list[list[str]]:
+def _below(zookeeper: Session, directories: Sequence[str]) -> list[list[str]]:
     names = zookeeper.children_of_all([stored.config_path(directory) for directory in directories])
     return [
         [f"{directory}/{name}" for name in listed or ()] for directory, listed in zip(directories, names, strict=True)
@@ -301,7 +302,7 @@ def _merged_acls(
     added: Collection[AclBinding],
     removed: Collection[AclBinding],
     known: frozenset[AclBinding],
-    zookeeper: ZooKeeper,
+    zookeeper: Session,
 ) -> Write | None:
     """Return the write after which a pattern's node has the change, as well as those of other brokers.
 
@@ -322,7 +323,7 @@ def _merged_acls(
     return [*_write(path, stored.acls_value(sorted(wanted)), node), stored.acls_notice(pattern)]
 
 
-def _merged_config(path: str, changes: Mapping[str, str | None], zookeeper: ZooKeeper) -> Write | None:
+def _merged_config(path: str, changes: Mapping[str, str | None], zookeeper: Session) -> Write | None:
     """Return the write after which an entity's node has the changed values (AdminZkClient.changeEntityConfig)."""
     node = zookeeper.read(stored.config_path(path))
     try:
@@ -342,7 +343,7 @@ def _merged_config(path: str, changes: Mapping[str, str | None], zookeeper: ZooK
     return [*_missing_above(path, zookeeper), *_write(stored.config_path(path), value, node), notice]
 
 
-def _missing_above(path: str, zookeeper: ZooKeeper) -> Write:
+def _missing_above(path: str, zookeeper: Session) -> Write:
     """Return the creation of the nodes of a user whose client id gets a quota."""
     user, separator, _name = path.rpartition(f"/{stored.CLIENTS}/")
     if not separator:
@@ -351,7 +352,7 @@ def _missing_above(path: str, zookeeper: ZooKeeper) -> Write:
     return [Create(path) for path, node in zip(above, zookeeper.read_all(above), strict=True) if node is None]
 
 
-def _deletions(path: str, zookeeper: ZooKeeper) -> list[Delete]:
+def _deletions(path: str, zookeeper: Session) -> list[Delete]:
     """Return the deletion of a node that is empty now, and of those above it that then are (tryCleanQuotaNodes)."""
     (below,) = zookeeper.children_of_all([stored.config_path(path)])
     if below:

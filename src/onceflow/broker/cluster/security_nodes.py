@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote_plus
 import msgspec
 
 from onceflow.broker.cluster import nodes
-from onceflow.broker.cluster.zookeeper import Create
+from onceflow.broker.cluster.session import Create
 from onceflow.broker.security.acls import address_text
 from onceflow.broker.security.client_quotas import CLIENT_ID, IP, IP_QUOTA_KEYS, QUOTA_KEYS, USER, Entity
 from onceflow.broker.security.credentials import Credential

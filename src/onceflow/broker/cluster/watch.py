@@ -17,8 +17,8 @@ from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.image import StoredTopic, read_topics
 from onceflow.broker.cluster.notices import Notices
 from onceflow.broker.cluster.security_nodes import entity_of
+from onceflow.broker.cluster.session import Session
 from onceflow.broker.cluster.state import LiveBroker
-from onceflow.broker.cluster.zookeeper import ZooKeeper
 from onceflow.broker.storage.partitions import Place
 from onceflow.log.clock import Clock
 
@@ -48,7 +48,7 @@ class Watch:
     """Watches of one broker. `look` belongs to the registry's thread; watches fire in kazoo's."""
 
     def __init__(
-        self, zookeeper: ZooKeeper, clock: Clock, on_change: Callable[[], None], id_of: Callable[[str], UUID]
+        self, zookeeper: Session, clock: Clock, on_change: Callable[[], None], id_of: Callable[[str], UUID]
     ) -> None:
         """Watch from the first look on; `on_change` is called in kazoo's thread when there is something to look at.
 

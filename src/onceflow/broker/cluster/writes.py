@@ -10,8 +10,8 @@ from uuid import UUID
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.decision import Assignment
 from onceflow.broker.cluster.registry import Write
+from onceflow.broker.cluster.session import Create, Put, Set
 from onceflow.broker.cluster.state import Replicas
-from onceflow.broker.cluster.zookeeper import Create, Put, Set
 from onceflow.broker.topics.topics import Topic
 
 

@@ -7,8 +7,7 @@ A call fails with OutcomeUnknown if the connection or the session ended before i
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
@@ -28,6 +27,17 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
+from onceflow.broker.cluster.session import (
+    Check,
+    Conflict,
+    Create,
+    Delete,
+    Operation,
+    OutcomeUnknown,
+    Put,
+    Set,
+    StoredNode,
+)
 from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
@@ -35,7 +45,6 @@ from onceflow.remedies import Remedy
 logger = logging.getLogger(__name__)
 
 READS_AT_ONCE = 1000
-ANY_VERSION = -1
 _UNKNOWN = (
     ConnectionClosedError,
     ConnectionLoss,
@@ -53,81 +62,6 @@ class ZooKeeperUnavailable(OnceflowError):
 
 class ZooKeeperRefused(OnceflowError):
     """ZooKeeper refuses a request for a reason that a repetition does not change."""
-
-
-class OutcomeUnknown(OnceflowError):
-    """The connection or the session ended before the response."""
-
-
-class Conflict(OnceflowError):
-    """A write was not applied: another program has created, changed or deleted one of its nodes.
-
-    `position` is that of the operation in the write.
-    """
-
-    def __init__(self, position: int, path: str, error: KazooException) -> None:
-        super().__init__(f"{path}: {type(error).__name__}")
-        self.position = position
-        self.is_bad_version = isinstance(error, BadVersionError)
-
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """Create a node; `sequence` appends a number to its path."""
-
-    path: str
-    value: bytes = b""
-    ephemeral: bool = False
-    sequence: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    """Replace a node's value, if it has this version."""
-
-    path: str
-    value: bytes
-    version: int = ANY_VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Create a node, or replace the value of the one that another program has left there."""
-
-    path: str
-    value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete a node without children."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Apply the others only if the node has this version."""
-
-    path: str
-    version: int
-
-
-Operation: TypeAlias = Create | Set | Put | Delete | Check
-
-
-class StoredNode(NamedTuple):
-    """A node's value with what ZooKeeper knows about it."""
-
-    value: bytes
-    version: int
-    creation_id: int
-    """The transaction that created it (czxid)."""
-    created_ms: int
-    owner: int
-    """The session of an ephemeral node, else 0."""
-    change_id: int
-    """The transaction that changed it last (mzxid)."""
 
 
 class ZooKeeper:
@@ -296,7 +230,9 @@ class ZooKeeper:
                     transaction.check(path, version)
         for position, result in enumerate(self._wait(transaction.commit_async())):
             if isinstance(result, _CONFLICTS):
-                raise Conflict(position, operations[position].path, result)
+                is_bad_version = isinstance(result, BadVersionError)
+                path, reason = operations[position].path, type(result).__name__
+                raise Conflict(position, path, reason, is_bad_version=is_bad_version)
             if isinstance(result, Exception) and not isinstance(result, RolledBackError):
                 raise ZooKeeperRefused(f"{operations[position].path} in ZooKeeper cannot be written: {result!r}")
 

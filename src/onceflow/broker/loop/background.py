@@ -35,9 +35,14 @@ def run_in_thread(
     done: Callable[[Result], None],
     failed: Failed = ignore_failure,
 ) -> None:
-    """Run `work` in the thread, then `done` on the loop; an error of `work` is reported to `failed` and raised."""
+    """Run `work` in the thread, then `done` on the loop; an error of `work` is reported to `failed` and raised.
+
+    Neither is called if the thread ends before it begins the work.
+    """
 
     def finish(future: asyncio.Future[Result]) -> None:
+        if future.cancelled():
+            return
         error = future.exception()
         if error is not None:
             failed(f"its work in a thread failed: {error!r}")

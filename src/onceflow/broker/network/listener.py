@@ -126,6 +126,12 @@ class Listener:
             client.close()
         self._throttled.clear()
 
+    def abort(self) -> None:
+        """Accept no more connections, and close all without the responses."""
+        self.close()
+        for connection in list(self._connections):
+            connection.close(None)
+
     async def stop(self) -> None:
         """Accept no more connections or requests, send the responses that are possible, and close all.
 
