@@ -145,8 +145,8 @@ def test_options_are_in_help_and_docs() -> None:
         assert option in shown or option.startswith("-p")
 
 
-def examples() -> list[str]:
-    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+def examples(name: str = "testing.md") -> list[str]:
+    page = (Path(__file__).parents[2] / "docs" / name).read_text()
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
@@ -162,3 +162,10 @@ def test_the_pages_examples_run(tmp_path: Path, number: int) -> None:
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_five_tests_of_a_failing_network_pass(tmp_path: Path) -> None:
+    """The tests of the page use the program that it begins with."""
+    code, output = run_pytest(tmp_path, "\n".join(examples("testing-faults.md")))
+    assert code == 0, output
+    assert "5 passed" in output
