@@ -35,7 +35,7 @@ def test_every_option_has_help(words: tuple[str, ...]) -> None:
     assert not without
 
 
-PRINT_NO_RESULT = {("broker",), ("dashboard",), ("produce",), ("serve",)}
+PRINT_NO_RESULT = {("broker",), ("cluster", "up"), ("dashboard",), ("produce",), ("serve",)}
 PRINT_RECORDS = {("consume",)}
 """Their --format has json."""
 

@@ -64,7 +64,7 @@ SUMMARIES: dict[str, str] = {
     "config": "Show and change topic configs; show broker configs.",
     "transaction": "List, describe and abort transactions.",
     "credential": "Add, list and remove users that authenticate with SCRAM.",
-    "cluster": "Show the brokers and replicas of a cluster.",
+    "cluster": "Show the brokers and replicas of a cluster, or run one on this machine.",
     "acl": "Add, list and remove access control lists.",
     "sink": "Show and reset the state of exactly-once sinks.",
     "status": "Show brokers, topics, groups with lag, the count's progress and Redis on one screen.",

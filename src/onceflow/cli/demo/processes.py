@@ -21,21 +21,19 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
-import click
 from rich.console import Console
 
 from onceflow import services
 from onceflow.cli.options import BROKER_PORT, DEMO_DIRECTORY, REDIS_PORT
 from onceflow.cli.output import counted
+from onceflow.cli.stop_signals import interrupts_ignored, signals_as_interrupt
 from onceflow.clicks.results import Results, Snapshot, lag
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
@@ -74,20 +72,15 @@ class Laptop:
         with contextlib.ExitStack() as exits:
             self.directory.mkdir(parents=True, exist_ok=True)
             lock = exits.enter_context(lock_directory(self.directory))
-            exits.enter_context(_signals_as_interrupt())
+            exits.enter_context(signals_as_interrupt())
             self._take_ports()
             self.supervisor = exits.enter_context(services.Supervisor(hold=[lock.fileno()]))
             self._exits = exits.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C must not interrupt the stop: the children have their own time limit.
-        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            with self._step("stopping"):
-                self._exits.close()
-        finally:
-            signal.signal(signal.SIGINT, previous)
+        with interrupts_ignored(), self._step("stopping"):
+            self._exits.close()
 
     @property
     def bootstrap(self) -> str:
@@ -395,18 +388,3 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-@contextlib.contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise click.Abort
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,14 +1,15 @@
-"""`onceflow cluster`: brokers, controller, and partitions whose replicas need attention."""
+"""`onceflow cluster`: brokers, controller, and partitions that need attention; a cluster on this machine."""
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onceflow.cli.command_group import Commands
-from onceflow.cli.options import bootstrap_option, json_option
+from onceflow.cli.options import BROKER_PORT, DEMO_DIRECTORY, bootstrap_option, json_option
 from onceflow.cli.output import counted, stdout_may_close, table
 from onceflow.cli.security import open_cluster
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 @click.group(cls=Commands)
 def cluster() -> None:
-    """Show the brokers and replicas of a cluster.
+    """Show the brokers and replicas of a cluster, or run one on this machine.
 
     \b
-    Example:
+    Examples:
       onceflow cluster status
+      onceflow cluster up -n 3 --zookeeper 127.0.0.1:2181/test
     """
 
 
@@ -59,6 +61,58 @@ def status(context: click.Context, bootstrap: str, as_json: bool) -> None:
         else:
             _print_status(shown)
     context.exit(1 if any(shown["counts"][problem] for problem in SERIOUS) else 0)
+
+
+@cluster.command()
+@click.option("-n", "--brokers", type=click.IntRange(1, 20), default=3, show_default=True, help="Number of brokers.")
+@click.option(
+    "--zookeeper",
+    metavar="HOST:PORT[/CHROOT]",
+    help="A running ZooKeeper. Each cluster needs a chroot of its own.",
+)
+@click.option(
+    "--zookeeper-jars",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="Start a ZooKeeper from the jars in DIRECTORY: libs of Apache Kafka up to 3.9, or lib of Apache ZooKeeper.",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=f"{DEMO_DIRECTORY}/cluster",
+    show_default=True,
+    help="Directory for data and logs; kept.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65_000),
+    default=BROKER_PORT,
+    show_default=True,
+    help="Port of the first broker; the others use the next ones. Another is used if one is not free.",
+)
+def up(brokers: int, zookeeper: str | None, zookeeper_jars: Path | None, data: Path, port: int) -> None:
+    """Run brokers on this machine until Ctrl-C, to try out a cluster.
+
+    Prints "bootstrap servers HOST:PORT,…" when all brokers serve clients. Topics have up to three replicas. The
+    brokers find each other in a ZooKeeper: a running one, or one that is started with Java and its jars. If a process
+    ends, all are stopped, and the exit code is 1.
+
+    \b
+    Examples:
+      onceflow cluster up -n 3 --zookeeper 127.0.0.1:2181/test
+      onceflow cluster up --zookeeper-jars ./kafka_2.13-3.9.1/libs
+    """
+    from onceflow.cli.kafka.local_cluster import LocalCluster
+
+    if (zookeeper is None) == (zookeeper_jars is None):
+        raise click.UsageError("specify either --zookeeper of a running one, or --zookeeper-jars to start one")
+    with LocalCluster(data, brokers, port) as local:
+        if zookeeper_jars is not None:
+            zookeeper = local.start_zookeeper(zookeeper_jars)
+        assert zookeeper is not None
+        local.start_brokers(zookeeper)
+        click.echo(f"bootstrap servers {local.bootstrap}")
+        local.watch()
 
 
 def _status(description: "ClusterDescription", partitions: Sequence["PartitionReplicas"]) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""`onceflow cluster up`: brokers and a ZooKeeper on this machine, all ended by Ctrl-C."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from onceflow import services
+from onceflow.cli import onceflow
+from tests.broker.cluster.zookeeper_process import jars
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "onceflow", "cluster", *arguments]
+
+
+def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
+    """A second one in the same directory is refused; all processes end."""
+    libraries = jars() if shutil.which("java") else None
+    if libraries is None:
+        pytest.skip("no Java or no jars of ZooKeeper: apt install default-jre-headless maven")
+    data = tmp_path / "cluster"
+    where = ["--zookeeper-jars", str(libraries), "--data", str(data), "--port", str(services.free_port())]
+    with subprocess.Popen(command("up", "-n", "2", *where), stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        line = running.stdout.readline()
+        match = re.fullmatch(r"bootstrap servers (127\.0\.0\.1:(\d+),127\.0\.0\.1:(\d+))\n", line)
+        assert match is not None, line
+        status = command("status", "--json", "--bootstrap", match[1])
+        shown = json.loads(subprocess.run(status, capture_output=True, text=True, check=True, timeout=60).stdout)
+        assert [broker["broker"] for broker in shown["brokers"]] == [1, 2]
+        second = subprocess.run(command("up", *where), capture_output=True, text=True, check=False, timeout=60)
+        assert second.returncode == 1
+        assert "a cluster is already running in" in second.stderr
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    assert not any(services.is_listening(int(port)) for port in match.groups()[1:])
+
+
+def test_a_broker_that_ends_is_reported(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{services.free_port()}"
+    (tmp_path / "broker-1").write_text("not a directory")
+    done = CliRunner().invoke(onceflow, ["cluster", "up", "-n", "1", "--zookeeper", address, "--data", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "broker-1 exited with code" in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "specify either --zookeeper of a running one, or --zookeeper-jars"),
+        (["--zookeeper", "a:1", "--zookeeper-jars", "."], "specify either --zookeeper"),
+        (["-n", "0", "--zookeeper", "a:1"], "0 is not in the range"),
+        (["--zookeeper-jars", "./nowhere"], "does not exist"),
+        (["--port", "70000", "--zookeeper", "a:1"], "is not in the range"),
+    ],
+)
+def test_mistakes_are_refused(arguments: list[str], message: str) -> None:
+    done = CliRunner().invoke(onceflow, ["cluster", "up", *arguments])
+    assert done.exit_code == 2
+    assert message in done.output
