@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from onceflow import testing
 from onceflow.cli import onceflow
 from onceflow.cli.internal import is_internal_topic, is_marker_group
 from onceflow.client.admin import Admin
@@ -38,6 +39,7 @@ def test_a_count_with_lag(run: Run, bootstrap: str, topic: str, redis_server: Re
     status = json.loads(ended.stdout)
     assert status["kafka"]["bootstrap"] == bootstrap
     assert {"topic": topic, "partitions": 2, "messages": 12, "without_leader": 0} in status["kafka"]["topics"]
+    assert status["kafka"]["problems"] == {"offline": 0, "under-replicated": 0, "not-preferred": 0}
     assert status["redis"]["server"].startswith(("Valkey ", "Redis "))
     assert status["redis"]["appendfsync"] in {"always", "everysec"}
     assert (status["count"]["events"], status["count"]["bad"], status["count"]["batch"]) == (9, 4, 1)
@@ -198,3 +200,19 @@ def test_internal_topics() -> None:
     assert is_internal_topic("__consumer_offsets", True)
     assert is_internal_topic("onceflow-markers", False)
     assert not is_internal_topic("visits", False)
+
+
+def test_partitions_with_problems_are_counted() -> None:
+    """One of two replicas of a killed broker is led by the other, one has no leader."""
+    with testing.Cluster(2) as brokers:
+        brokers.create_topic("copied", 2)
+        brokers.create_topic("alone", 2, replication_factor=1)
+        killed = next(broker_id for broker_id in (1, 2) if broker_id != brokers.controller)
+        brokers.kill(killed)
+        for partition in (0, 1):
+            brokers.leader("copied", partition)
+        arguments = ["status", "--bootstrap", brokers.bootstrap_servers, "--redis", DEAD]
+        shown = json.loads(CliRunner().invoke(onceflow, [*arguments, "--json"]).stdout)
+        assert shown["kafka"]["problems"] == {"offline": 1, "under-replicated": 2, "not-preferred": 1}
+        printed = CliRunner().invoke(onceflow, arguments).stdout
+        assert "partitions: offline 1, under-replicated 2, not-preferred 1 ('onceflow cluster status'" in printed

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from onceflow.clicks.results import MarkerView, Snapshot
     from onceflow.client.admin_responses import GroupListing
     from onceflow.client.lag import LogEnds, Offsets
+    from onceflow.client.metadata import TopicMetadata
 
 Status = dict[str, Any]
 CLEAR_SCREEN = "\033[H\033[2J"
@@ -118,6 +120,7 @@ def _kafka(bootstrap: str, *, internal: bool) -> Status:
             "cluster": description.cluster_id,
             "controller": description.controller_id,
             "brokers": [{"broker": broker.broker_id, "address": str(broker.address)} for broker in description.brokers],
+            "problems": _problems(topics),
             "topics": [
                 {
                     "topic": name,
@@ -130,6 +133,15 @@ def _kafka(bootstrap: str, *, internal: bool) -> Status:
             ],
             "groups": [_group(ends, group, reached) for group, reached in groups],
         }
+
+
+def _problems(topics: "Mapping[str, TopicMetadata]") -> dict[str, int]:
+    """Return how many partitions have each of the problems that a client sees without permissions for configs."""
+    from onceflow.client.replication import Problem, partitions_of
+
+    shown = (Problem.OFFLINE, Problem.UNDER_REPLICATED, Problem.NOT_PREFERRED)
+    problems = Counter(problem for state in partitions_of(topics.values(), {}) for problem in state.problems())
+    return {str(problem): problems[problem] for problem in shown}
 
 
 def _messages(ends: "LogEnds", topic: str, partitions: Iterable[int]) -> int | None:
@@ -227,6 +239,9 @@ def print_status(current: Status) -> None:
     else:
         brokers = ", ".join(f"{broker['broker']} at {broker['address']}" for broker in kafka["brokers"])
         click.echo(f"kafka   {kafka['bootstrap']}   cluster {kafka['cluster']}   {_brokers(kafka)}: {brokers}")
+        problems = [f"{problem} {count}" for problem, count in kafka["problems"].items() if count]
+        if problems:
+            click.echo(f"        partitions: {', '.join(problems)} ('onceflow cluster status' lists them)")
     if "error" in redis:
         click.echo(f"redis   {redis['url']}   not available: {redis['error']}")
     else:
