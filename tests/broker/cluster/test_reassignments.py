@@ -135,7 +135,7 @@ def test_a_new_controller_begins_the_next_epoch() -> None:
     """Leaders of Apache Kafka ignore new replicas in an epoch that they know."""
     controller = Controller(1, EPOCH, is_unclean_allowed=lambda _topic: False)
     images = {0: PartitionImage(Replicas((3, 1), (3,), (1,)), State(1, 7, (1,), EPOCH, 9))}
-    begun = controller.begin(brokers(1, 3), {"clicks": (TOPIC_ID, images)}, ())
+    begun = controller.begin(brokers(1, 3), {"clicks": (TOPIC_ID, images)}, (), former_start=1_000_000)
     assert [write.state for write in begun.writes] == [State(1, 8, (1,), EPOCH, 10)]
 
 

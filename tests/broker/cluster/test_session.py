@@ -83,7 +83,7 @@ def test_values_versions_and_owners(open_session: Open) -> None:
     assert (ephemeral.value, ephemeral.version, ephemeral.owner) == (b"x", 0, session.session_id)
     assert (above.value, above.version, above.owner) == (b"y", 1, 0)
     assert (new.value, new.version) == (b"w", 1)
-    assert 0 < above.creation_id < new.creation_id
+    assert 0 < above.creation_id < new.creation_id < new.change_id
     assert session.children("/a") == ["b"]
     session.sync()
 

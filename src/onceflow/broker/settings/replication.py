@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.settings.kinds import BOOLEAN, INT32_MAX, INT64_MAX, RACK, Choice, SettingRefused, Short, Whole
+from onceflow.broker.settings.kinds import BOOLEAN, INT32_MAX, INT64_MAX, RACK, Choice, SettingRefused, Whole
 from onceflow.broker.settings.setting import Setting
 
 SELECTOR = Choice(
@@ -33,7 +33,7 @@ REPLICATION = (
     Setting(
         "default.replication.factor",
         "replication_factor_default",
-        Short(1),
+        Whole(1, 32767),
         "Number of replicas of a new topic's partitions, if its creation does not say it. Without"
         " `zookeeper.connect` only 1 can be reached.",
     ),

@@ -30,6 +30,7 @@ from onceflow.broker.settings.kinds import (
     CleanupPolicy,
     Directory,
     Fraction,
+    Short,
     Whole,
 )
 from onceflow.broker.settings.replication import REPLICATION
@@ -474,7 +475,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "offsets.topic.replication.factor",
             "offsets_topic_replication_factor",
-            Whole(1, 32767),
+            Short(1),
             "Number of replicas of __consumer_offsets. With `zookeeper.connect` the default is 3, and groups have no"
             " coordinator until that number of brokers is registered; without it there is one.",
         ),
@@ -520,7 +521,7 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
         Setting(
             "transaction.state.log.replication.factor",
             "transaction_log_replication_factor",
-            Whole(1, 32767),
+            Short(1),
             "Number of replicas of __transaction_state. With `zookeeper.connect` the default is 3, and transactions"
             " have no coordinator until that number of brokers is registered; without it there is one.",
         ),

@@ -108,6 +108,13 @@ class Writer:
     def close(self) -> None:
         self._connection.break_off()
 
+    @property
+    def transport(self) -> "Writer":
+        return self
+
+    def abort(self) -> None:
+        self.close()
+
 
 class Connection:
     """A connection from one process to another."""
