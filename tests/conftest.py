@@ -38,6 +38,9 @@ if CLASS_ARCHIVE.exists() and CLASS_ARCHIVE.stat().st_size:
     JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}", "-Xlog:disable"]
 os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(JAVA_OPTIONS))
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Generated code takes longer to compile than the few rows of a test to interpret. Runs of commands generate it."""
+
 # By default an example over 200 ms, or one that is slow to generate, is an error. Results must not depend on the load
 # of the machine.
 settings.register_profile("onceflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -338,7 +341,9 @@ def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     from onceflow.spark.session import build_session
 
     log_file = tmp_path_factory.mktemp("spark") / "spark.log"
-    session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
+    session = build_session(
+        "onceflow-tests", "local[2]", java_home=java_home, log_file=log_file, extra_conf=INTERPRETED
+    )
     yield session
     session.stop()
 

@@ -35,7 +35,7 @@ class Writer(threading.Thread):
                 writer.write(user.encode(), event.encode())
                 self.clicks[user] = self.clicks.get(user, 0) + count
                 self.events += 1
-                time.sleep(0.0005)
+                time.sleep(0.005)
             writer.flush(60)
 
 
