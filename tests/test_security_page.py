@@ -21,6 +21,11 @@ def test_each_named_test_exists() -> None:
     assert not missing
 
 
+def own_variables() -> dict[str, str]:
+    """The environment without settings of `onceflow`, which would override the lines' configuration file."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ONCEFLOW_")}
+
+
 def test_the_ten_lines_set_up_security(tmp_path: Path) -> None:
     """The broker that the lines start in the background is ended at the end."""
     (block,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -31,7 +36,7 @@ def test_the_ten_lines_set_up_security(tmp_path: Path) -> None:
     process = subprocess.Popen(
         ["bash", "-c", script],
         cwd=tmp_path,
-        env={**os.environ, "PATH": path},
+        env={**own_variables(), "PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -27,7 +27,7 @@ def entries(*words: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("broker", "--data", "/proc/x"), "cannot use --data /proc/x: "),
+        (("broker", "--data", "/proc/x", "--listen", "127.0.0.1:0"), "cannot use --data /proc/x: "),
         (("brok",), "No such command 'brok'. Did you mean 'broker'?"),
         (("verify", "--topic"), "Option '--topic' requires an argument."),
         (("verify", "--redis", "redis://127.0.0.1:1/1"), "inconclusive: failed to read "),
