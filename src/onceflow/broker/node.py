@@ -32,6 +32,7 @@ from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
 from onceflow.broker.topics.operations import Created, TopicOperations
+from onceflow.broker.topics.security_state import SecurityState
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topics
 from onceflow.broker.transactions.coordinator import TransactionCoordinator
 from onceflow.broker.transactions.participants import LocalParticipants
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from onceflow.broker.cluster.participants import ClusterParticipants
     from onceflow.broker.cluster.registry import Registry
     from onceflow.broker.cluster.replication import Replication
-    from onceflow.broker.cluster.security import SecurityState
     from onceflow.broker.cluster.session import Session
     from onceflow.broker.cluster.verification import Verifications
     from onceflow.broker.cluster.view import ClusterView
@@ -315,13 +315,13 @@ class Node:
 
     def _open_metadata(self, registry: "Registry | None") -> MetadataStore:
         """Read the topics from the log of this broker, or from ZooKeeper."""
+        state = SecurityState(self.acls, self.credentials, self.throttling.quotas)
         if registry is None:
-            return self._open_log(self.topics, self.acls, self.credentials, self.throttling.quotas)
+            return self._open_log(self.topics, state)
         from onceflow.broker.cluster.inter_broker import InterBroker
         from onceflow.broker.cluster.metadata import RegistryMetadata
-        from onceflow.broker.cluster.security import RegistrySecurity, SecurityState
+        from onceflow.broker.cluster.security import RegistrySecurity
 
-        state = SecurityState(self.acls, self.credentials, self.throttling.quotas)
         metadata = RegistryMetadata(
             registry,
             self.topics,
@@ -338,19 +338,17 @@ class Node:
             self._move(metadata, state)
         return metadata
 
-    def _open_log(self, topics: Topics, acls: Acls, credentials: Credentials, quotas: ClientQuotas) -> MetadataLog:
-        log, disk = self.logs.open_metadata(), self.disk
-        states = topics, acls, credentials, quotas
-        return MetadataLog(log, *states, clock=self.clock, group_commit=self.group_commit, disk=disk)
+    def _open_log(self, topics: Topics, security: SecurityState) -> MetadataLog:
+        log = self.logs.open_metadata()
+        return MetadataLog(log, topics, security, clock=self.clock, group_commit=self.group_commit, disk=self.disk)
 
-    def _move(self, metadata: "RegistryMetadata", state: "SecurityState") -> None:
+    def _move(self, metadata: "RegistryMetadata", state: SecurityState) -> None:
         """Move what the data directory has of a broker alone to ZooKeeper."""
         from onceflow.broker.cluster.moving import check_move, move
-        from onceflow.broker.cluster.security import SecurityState
 
         own = Topics(self.node_id, self.topics.partition_count_default, self.topics.partitions_max)
         security = SecurityState(Acls(), Credentials(), ClientQuotas())
-        (partition,) = self._open_log(own, *security).partitions
+        (partition,) = self._open_log(own, security).partitions
         check_move(self.directory.path, own, security, self.topics, metadata)
         move(self.node_id, own, security, self.topics, state, metadata)
         partition.log.close()

@@ -37,7 +37,6 @@ from onceflow.broker.cluster.look import Look, read_changes
 from onceflow.broker.cluster.peer import Others
 from onceflow.broker.cluster.producer_ids import ProducerIds
 from onceflow.broker.cluster.registry import Registry, RegistryClosed, Write
-from onceflow.broker.cluster.security import RECORDS as SECURITY_RECORDS
 from onceflow.broker.cluster.security import OnDamaged, RegistrySecurity
 from onceflow.broker.cluster.session import Delete
 from onceflow.broker.cluster.state import Replicas, State
@@ -52,6 +51,7 @@ from onceflow.broker.topics.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
+from onceflow.broker.topics.security_state import SECURITY_RECORDS
 from onceflow.broker.topics.topics import Topic, TopicRefused, Topics
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock

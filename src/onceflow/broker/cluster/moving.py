@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onceflow.broker.cluster.metadata import RegistryMetadata
-from onceflow.broker.cluster.security import SecurityState
 from onceflow.broker.topics.records import (
     AclRecord,
     ClientQuotaRecord,
@@ -20,6 +19,7 @@ from onceflow.broker.topics.records import (
     TopicRecord,
     UserScramRecord,
 )
+from onceflow.broker.topics.security_state import SecurityState
 from onceflow.broker.topics.topics import Topic, Topics
 from onceflow.log.errors import DataDirectoryRefused
 from onceflow.remedies import Remedy

@@ -8,7 +8,7 @@ which every broker reads the node. Everything is read at the start, and after a 
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import methodcaller
@@ -20,9 +20,8 @@ from onceflow.broker.cluster.notices import Notices
 from onceflow.broker.cluster.registry import Registry, Write
 from onceflow.broker.cluster.session import Check, Create, Delete, Session, Set, StoredNode
 from onceflow.broker.cluster.write_queue import Step
-from onceflow.broker.security.acls import Acls
-from onceflow.broker.security.client_quotas import USER, ClientQuotas
-from onceflow.broker.security.credentials import CredentialKey, Credentials
+from onceflow.broker.security.client_quotas import USER
+from onceflow.broker.security.credentials import CredentialKey
 from onceflow.broker.topics.records import (
     AclRecord,
     ClientQuotaRecord,
@@ -31,6 +30,7 @@ from onceflow.broker.topics.records import (
     RemoveUserScramRecord,
     UserScramRecord,
 )
+from onceflow.broker.topics.security_state import SecurityState
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
@@ -40,8 +40,6 @@ from onceflow.wire.scram import BY_NUMBER, MECHANISMS
 
 logger = logging.getLogger(__name__)
 
-RECORDS = (AclRecord, RemoveAclRecord, UserScramRecord, RemoveUserScramRecord, ClientQuotaRecord)
-
 Config = Mapping[str, str]
 OnDamaged = Callable[[OnceflowError], None]
 
@@ -50,14 +48,6 @@ class TooManyAcls(LogError):
     """The ACLs of one pattern are more than a node in ZooKeeper can hold."""
 
     error_code = ErrorCode.policy_violation
-
-
-class SecurityState(NamedTuple):
-    """State of the broker that handlers read."""
-
-    acls: Acls
-    credentials: Credentials
-    quotas: ClientQuotas
 
 
 class SecuritySeen(NamedTuple):
@@ -89,6 +79,7 @@ class RegistrySecurity:
     def __init__(self, registry: Registry, state: SecurityState, *, has_acls: bool) -> None:
         """`has_acls`: whether the broker has an authorizer; its ACLs are neither read nor created without one."""
         self._registry = registry
+        self._state = state
         self._acls, self._credentials, self._quotas = state
         self.has_acls = has_acls
         self._lock = threading.Lock()
@@ -229,7 +220,8 @@ class RegistrySecurity:
             present = self._acls.by_pattern.get(pattern, {}).values()
             if stored.acls_bytes((*present, *bindings)) > stored.VALUE_BYTES_MAX:
                 raise TooManyAcls(f"the ACLs of {pattern.name!r} exceed {stored.VALUE_BYTES_MAX} bytes in ZooKeeper")
-        self._replay(records)
+        for record in records:
+            self._state.replay(record)
         merges: list[Callable[[Session], Write | None]] = [
             partial(_merged_acls, pattern, added.get(pattern, set()), removed.get(pattern, set()), self._known(pattern))
             for pattern in dict.fromkeys((*added, *removed))
@@ -247,20 +239,6 @@ class RegistrySecurity:
 
     def _known(self, pattern: AclPattern) -> frozenset[AclBinding]:
         return frozenset(self._acls.by_pattern.get(pattern, {}).values())
-
-    def _replay(self, records: Iterable[MetadataRecord]) -> None:
-        for record in records:
-            match record:
-                case AclRecord(acl_id, binding):
-                    self._acls.add(acl_id, binding)
-                case RemoveAclRecord(acl_id):
-                    self._acls.remove(acl_id)
-                case UserScramRecord(key, credential):
-                    self._credentials.replay(key, credential)
-                case RemoveUserScramRecord(key):
-                    self._credentials.replay(key, None)
-                case ClientQuotaRecord(entity, key, value):
-                    self._quotas.set(entity, key, value)
 
 
 def _of_user(changes: dict[str, dict[str, str | None]], key: CredentialKey) -> dict[str, str | None]:

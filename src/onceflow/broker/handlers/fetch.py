@@ -289,7 +289,7 @@ class PendingFetch:
         if 0 <= wanted.current_leader_epoch < partition.leader_epoch:
             return _error(result, wanted, ErrorCode.fenced_leader_epoch)
         if self._rack and (preferred := self._preferred_replica(partition, wanted.fetch_offset)) is not None:
-            return _redirected(result, wanted, partition, preferred)
+            return _without_records(result, wanted, partition, preferred_read_replica=preferred)
         visible = partition.log.visible
         high_watermark, last_stable_offset = visible.high_watermark, visible.last_stable_offset
         is_replica = self._body.replica_id >= 0
@@ -300,7 +300,7 @@ class PendingFetch:
             if wanted.last_fetched_epoch >= 0:
                 parted = partition.log.divergence(wanted.fetch_offset, wanted.last_fetched_epoch)
                 if parted is not None:
-                    return _diverging(result, wanted, partition, parted)
+                    return _without_records(result, wanted, partition, diverging_epoch=parted)
             at_least_one = not result.size_bytes
             if is_replica:
                 end = partition.log.log_end_offset
@@ -448,26 +448,16 @@ def _error(result: ReadResult, wanted: FetchPartition, error_code: ErrorCode) ->
     return PartitionResponse(wanted.partition, error_code, -1, -1, -1, 0, aborted)
 
 
-def _diverging(result: ReadResult, wanted: FetchPartition, partition: Partition, parted: EpochEnd) -> PartitionResponse:
-    """Return the response, at once, to a reader that has read records which this log does not have (KIP-320)."""
-    result.is_final = True
-    visible = partition.log.visible
-    return PartitionResponse(
-        wanted.partition,
-        0,
-        visible.high_watermark,
-        visible.last_stable_offset,
-        partition.log.log_start_offset,
-        0,
-        None,
-        parted,
-    )
-
-
-def _redirected(
-    result: ReadResult, wanted: FetchPartition, partition: Partition, preferred_read_replica: int
+def _without_records(
+    result: ReadResult,
+    wanted: FetchPartition,
+    partition: Partition,
+    *,
+    diverging_epoch: EpochEnd | None = None,
+    preferred_read_replica: int = -1,
 ) -> PartitionResponse:
-    """Return the response, at once and without records, to a client with a replica in its rack."""
+    """Return the response, at once, to a reader of records that this log does not have (KIP-320), or to a client with a
+    replica in its rack (KIP-392)."""
     result.is_final = True
     visible = partition.log.visible
     return PartitionResponse(
@@ -477,6 +467,7 @@ def _redirected(
         visible.last_stable_offset,
         partition.log.log_start_offset,
         0,
+        diverging_epoch=diverging_epoch,
         preferred_read_replica=preferred_read_replica,
     )
 

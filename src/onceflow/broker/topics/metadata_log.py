@@ -3,21 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from onceflow.broker.security.acls import Acls
-from onceflow.broker.security.client_quotas import ClientQuotas
-from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics import records as metadata_records
 from onceflow.broker.topics.records import (
-    AclRecord,
-    ClientQuotaRecord,
     MetadataRecord,
-    RemoveAclRecord,
-    RemoveUserScramRecord,
-    UserScramRecord,
 )
+from onceflow.broker.topics.security_state import SecurityState
 from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topic, TopicRefused, Topics
 from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
@@ -110,9 +103,7 @@ class MetadataLog:
         self,
         log: PartitionLog,
         topics: Topics,
-        acls: Acls,
-        credentials: Credentials,
-        quotas: ClientQuotas,
+        security: SecurityState,
         *,
         clock: Clock,
         group_commit: GroupCommit,
@@ -122,9 +113,7 @@ class MetadataLog:
         partition = Partition(CLUSTER_METADATA_TOPIC, 0, log)
         self.partitions = (partition,)
         self._topics = topics
-        self._acls = acls
-        self._credentials = credentials
-        self._quotas = quotas
+        self._security = security
         self._disk = disk
         self._log = StateLog(partition, clock, group_commit)
         self._producer_ids = iter(range(0))
@@ -146,19 +135,8 @@ class MetadataLog:
     can_store_entity = can_store_acls_of
 
     def _replay(self, record: MetadataRecord) -> None:
-        match record:
-            case AclRecord(acl_id, binding):
-                self._acls.add(acl_id, binding)
-            case RemoveAclRecord(acl_id):
-                self._acls.remove(acl_id)
-            case UserScramRecord(key, credential):
-                self._credentials.replay(key, credential)
-            case RemoveUserScramRecord(key):
-                self._credentials.replay(key, None)
-            case ClientQuotaRecord(entity, key, value):
-                self._quotas.set(entity, key, value)
-            case _:
-                self._topics.replay(record)
+        if not self._security.replay(record):
+            self._topics.replay(record)
 
     def record_config(self, records: Sequence[MetadataRecord]) -> None:
         """Append and replay a topic's configurations. Raises LogError.
