@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.registry import RegistrationRefused, Registry, Superseded
 from onceflow.broker.cluster.session import Create, Operation, OutcomeUnknown
 from onceflow.broker.cluster.zookeeper import ZooKeeper, ZooKeeperUnavailable
@@ -162,8 +161,15 @@ class Forgetful(ZooKeeper):
 
     losses = 0
 
+    def ensure(self, path: str) -> None:
+        super().ensure(path)
+        self._lose()
+
     def commit(self, operations: "list[Operation]") -> None:  # type: ignore[override]
         super().commit(operations)
+        self._lose()
+
+    def _lose(self) -> None:
         if self.losses:
             self.losses -= 1
             raise OutcomeUnknown("the connection is lost")
@@ -171,11 +177,20 @@ class Forgetful(ZooKeeper):
 
 def opened(tree: Tree, kind: type[ZooKeeper] = ZooKeeper) -> Registry:
     zookeeper = kind(tree.connect, session_timeout_ms=10_000, connection_timeout_ms=10_000)
-    zookeeper.open()
-    registry = Registry(zookeeper, 1, SystemClock())
-    for path in nodes.PERSISTENT:
-        zookeeper.ensure(path)
-    return registry
+    return Registry.open(zookeeper, 1, SystemClock())
+
+
+def test_connection_may_be_lost_at_start(tree: Tree) -> None:
+    """Of the first session's requests as of later ones: none ends the start."""
+
+    class LostAtFirst(Forgetful):
+        losses = 3
+
+    registry = opened(tree, LostAtFirst)
+    try:
+        assert tree.exists("/brokers/ids")
+    finally:
+        registry.close()
 
 
 def test_write_with_unknown_outcome_is_repeated(tree: Tree) -> None:

@@ -35,6 +35,7 @@ def open_session(request: pytest.FixtureRequest) -> Iterator[Open]:
         if tree is not None:
             session = ZooKeeper(tree.connect, session_timeout_ms=10_000, connection_timeout_ms=10_000)
         session.open()
+        session.ensure("")
         opened.append(session)
         return session
 

@@ -34,6 +34,8 @@ PRODUCER_IDS = "/latest_producer_id_block"
 TOPIC_CONFIGS = "/config/topics"
 FEATURES = "/feature"
 
+ROOT = ""
+"""The chroot, if there is one."""
 PERSISTENT = (
     "/consumers",
     BROKER_IDS,

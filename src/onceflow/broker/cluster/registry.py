@@ -96,7 +96,10 @@ class Registry:
 
     @classmethod
     def open(cls, session: Session, broker_id: int, clock: Clock) -> "Registry":
-        """Begin the session, and create Kafka's nodes without a value. Raises ZooKeeperUnavailable."""
+        """Begin the session, and create Kafka's nodes without a value.
+
+        Raises ZooKeeperUnavailable, ZooKeeperRefused.
+        """
         session.open()
         registry = cls(session, broker_id, clock)
         try:
@@ -107,7 +110,7 @@ class Registry:
         return registry
 
     def _create_persistent_nodes(self) -> None:
-        for path in nodes.PERSISTENT:
+        for path in (nodes.ROOT, *nodes.PERSISTENT):
             self.zookeeper.ensure(path)
 
     def close(self) -> None:

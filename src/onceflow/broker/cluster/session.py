@@ -133,7 +133,7 @@ class Session(Protocol):
         """Let later reads see what other sessions have written so far. Raises OutcomeUnknown."""
 
     def ensure(self, path: str) -> None:
-        """Create a node and the nodes above it if they do not exist. Raises OutcomeUnknown."""
+        """Create a node and the nodes above it if they do not exist; "" is the root. Raises OutcomeUnknown."""
 
     def commit(self, operations: Sequence[Operation]) -> None:
         """Apply all operations or none. Raises Conflict, OutcomeUnknown."""

@@ -93,14 +93,9 @@ class ZooKeeper:
         return None if self._security is None else self._security.acl_of(path)
 
     def open(self) -> None:
-        """Connect and create the chroot. Raises ZooKeeperUnavailable, ZooKeeperRefused."""
+        """Connect. Raises ZooKeeperUnavailable."""
         try:
             self._client.start(timeout=self._connection_seconds)
-            if self._chroot:
-                self.ensure("")
-        except ZooKeeperRefused:
-            self.close()
-            raise
         except (KazooException, KazooTimeoutError) as error:
             self.close()
             raise ZooKeeperUnavailable(
@@ -206,8 +201,9 @@ class ZooKeeper:
         self._wait(self._client.sync_async(self._chroot or "/"))
 
     def ensure(self, path: str) -> None:
-        """Create a node and the nodes above it if they do not exist. Raises OutcomeUnknown."""
-        self._wait(self._client.ensure_path_async(self._chroot + path, acl=self._acl_of(path)))
+        """Create a node and the nodes above it if they do not exist; "" is the chroot. Raises OutcomeUnknown."""
+        if self._chroot or path:
+            self._wait(self._client.ensure_path_async(self._chroot + path, acl=self._acl_of(path)))
 
     def commit(self, operations: Sequence[Operation]) -> None:
         """Apply all operations or none. Raises Conflict, OutcomeUnknown."""
