@@ -1,0 +1,34 @@
+"""Kafka's replication test on three of Onceflow's brokers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
+from tests.compat.conftest import kafka_jars
+from tests.compat.replication import CELLS, TOOL_VERSION, Cell, replicated_cluster, run
+
+SMALL_CELL = Cell(True, 1, "both", records=3000)
+
+
+@pytest.fixture
+def tree(zookeeper: ZooKeeperProcess) -> Iterator[Tree]:
+    opened = Tree(zookeeper.address, "/replication")
+    yield opened
+    opened.close()
+
+
+def test_one_bounce_loses_no_record(tree: Tree, tmp_path: Path) -> None:
+    with replicated_cluster(tree, tmp_path) as cluster:
+        print(run(cluster, SMALL_CELL, kafka_jars(TOOL_VERSION), tmp_path))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_kafkas_replication_test(cell: Cell, tree: Tree, tmp_path: Path) -> None:
+    """Acknowledged records are consumed once and in order while leader, controller or both are stopped or killed, once
+    or five times; the replicas' logs are equal, and Kafka's ReplicaVerificationTool reports no lag."""
+    with replicated_cluster(tree, tmp_path) as cluster:
+        print(run(cluster, cell, kafka_jars(TOOL_VERSION), tmp_path))
