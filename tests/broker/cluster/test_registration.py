@@ -181,7 +181,7 @@ def opened(tree: Tree, kind: type[ZooKeeper] = ZooKeeper) -> Registry:
 
 
 def test_connection_may_be_lost_at_start(tree: Tree) -> None:
-    """Of the first session's requests as of later ones: none ends the start."""
+    """None of the first requests ends the start."""
 
     class LostAtFirst(Forgetful):
         losses = 3
