@@ -273,15 +273,15 @@ MUTANTS = (
         _VERIFICATION + "test_waiting_batches_keep_their_order",
     ),
     Mutant(
-        "broker/transactions/requests.py",
-        "        if self.is_closed:\n            return ErrorCode.not_coordinator\n",
+        "broker/topics/shards.py",
+        "        if self.is_elsewhere:\n            return ErrorCode.not_coordinator\n",
         "",
         _SHARDS + "test_prepared_transaction_is_completed_elsewhere",
     ),
     Mutant(
         "broker/transactions/shards.py",
-        "            shard.resume_when_synced()\n",
-        "            pass\n",
+        "        shard.when_loaded(shard.resume_when_synced)\n",
+        "",
         _SHARDS + "test_prepared_transaction_is_completed_elsewhere",
     ),
 )

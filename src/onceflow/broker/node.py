@@ -397,7 +397,7 @@ class Node:
     def _open_groups(self) -> GroupShards:
         """Coordinate all groups, or in a cluster those of the partitions that this broker will lead."""
         count = partial(self.state_partition_count, GROUP_OFFSETS_TOPIC)
-        shards = GroupShards(self.config, self.clock, self.group_commit, count)
+        shards = GroupShards(self.config, self.clock, self._state_log, count)
         deleted = self.topics.deleted_names()
         self.topics.being_deleted |= deleted
         if self.config.zookeeper_connect is None:
@@ -410,14 +410,18 @@ class Node:
 
     def _open_transactions(self) -> TransactionShards:
         """Load the coordinator of the one partition; in a cluster follow the partitions that this broker leads."""
-        shards = TransactionShards(self._new_transactions, partial(self.state_partition_count, TRANSACTION_STATE_TOPIC))
+        count = partial(self.state_partition_count, TRANSACTION_STATE_TOPIC)
+        shards = TransactionShards(self._new_transactions, self._state_log, count)
         if self.config.zookeeper_connect is None:
             shards.open(self._open_state_partition(TRANSACTION_STATE_TOPIC))
         else:
             self.partitions.roles[TRANSACTION_STATE_TOPIC] = shards
         return shards
 
-    def _new_transactions(self, partition: Partition) -> Transactions:
+    def _state_log(self, partition: Partition) -> StateLog:
+        return StateLog(partition, self.clock, self.group_commit)
+
+    def _new_transactions(self, state_log: StateLog) -> Transactions:
         coordinator = TransactionCoordinator(
             self.clock,
             timeout_max_ms=self.config.transaction_timeout_max_ms,
@@ -425,7 +429,7 @@ class Node:
         )
         return Transactions(
             coordinator,
-            StateLog(partition, self.clock, self.group_commit),
+            state_log,
             self.participants,
             self.metadata.next_producer_id,
             abort_interval_ms=self.config.transaction_abort_interval_ms,

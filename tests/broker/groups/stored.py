@@ -9,6 +9,7 @@ from typing import Any
 from onceflow.broker.groups.coordinator import GroupCoordinator
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.broker.groups.requests import GroupRequests
+from onceflow.broker.groups.shards import GroupShards
 from onceflow.broker.groups.states import GroupState
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.storage.group_commit import GroupCommit
@@ -38,6 +39,7 @@ class Stored:
         self.group_commit = GroupCommit(DeferredCalls(), lambda: True, lambda: None)
         self.groups = GroupCoordinator(self.clock, self.config)
         self.requests = GroupRequests(self.groups, StateLog(self.partition, self.clock, self.group_commit))
+        self.requests.load(GroupShards.loaded_at_once_bytes)
 
     async def synced(self) -> None:
         """Wait until no sync is under way."""

@@ -11,7 +11,6 @@ import pytest
 
 from onceflow.broker.cluster.replicas import Lag, LeaderState
 from onceflow.broker.cluster.replication import Led
-from onceflow.broker.groups import requests
 from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, SyncRequest
 from onceflow.broker.groups.requests import GroupRequests
@@ -19,7 +18,8 @@ from onceflow.broker.groups.shards import GroupShards
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Partitions
-from onceflow.broker.storage.state_log import NotLeading
+from onceflow.broker.storage.state_log import NotLeading, StateLog
+from onceflow.broker.topics import shards
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC
 from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
@@ -55,12 +55,15 @@ class Leadership:
         self.partitions = Partitions()
         disk = FaultyDisk(root)
         config = replace(CONFIG, **settings)
-        self.shards = GroupShards(config, self.clock, self.group_commit, lambda: COUNT)
+        self.shards = GroupShards(config, self.clock, self._new_log, lambda: COUNT)
         self.partitions.roles[GROUP_OFFSETS_TOPIC] = self.shards
         for index in range(COUNT):
             path = root / f"{GROUP_OFFSETS_TOPIC}-{index}"
             log = PartitionLog.open(path, LOG, disk=disk, clock=self.clock, clean=False, is_replica=True)
             self.partitions.host(GROUP_OFFSETS_TOPIC, index, log)
+
+    def _new_log(self, partition: Partition) -> StateLog:
+        return StateLog(partition, self.clock, self.group_commit)
 
     # The interface that a Led needs
 
@@ -201,7 +204,7 @@ def test_resignation_ends_what_waits(tmp_path: Path) -> None:
 
 def test_new_leader_loads_up_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that are not on all replicas yet are the new leader's too, and shown when they are."""
-    monkeypatch.setattr(requests, "SLICE_BYTES", 300)
+    monkeypatch.setattr(shards, "SLICE_BYTES", 300)
 
     async def test() -> None:
         broker = Leadership(tmp_path)
@@ -238,7 +241,7 @@ def test_new_leader_loads_up_to_the_end(tmp_path: Path, monkeypatch: pytest.Monk
 def test_resignation_ends_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(requests, "SLICE_BYTES", 300)
+    monkeypatch.setattr(shards, "SLICE_BYTES", 300)
 
     async def test() -> None:
         broker = Leadership(tmp_path)

@@ -132,6 +132,7 @@ class World:
         config = BrokerConfig(self.root)
         self.groups = GroupCoordinator(self.clock, config)
         self.group_requests = GroupRequests(self.groups, self._state_log(GROUP_OFFSETS_TOPIC))
+        self.group_requests.load()
         coordinator = TransactionCoordinator(self.clock, timeout_max_ms=900_000, expiration_ms=10**12)
         self.participants = LocalParticipants(
             self.partitions, group_commit, lambda _index: self.group_requests, lambda synced: synced(ErrorCode.none)
@@ -144,7 +145,7 @@ class World:
             abort_interval_ms=1000,
             expiration_interval_ms=10**9,
         )
-        self.transactions.load_all()
+        self.transactions.load()
         self.transactions.resume()
 
     def _open_log(self, topic: str, index: int) -> PartitionLog:

@@ -28,7 +28,7 @@ class Side:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.shards = TransactionShards(self._new_shard, lambda: PARTITIONS)
+        self.shards = TransactionShards(self._new_shard, self._new_log, lambda: PARTITIONS)
         self.partitions = [
             Partition(
                 TRANSACTION_STATE_TOPIC,
@@ -44,11 +44,14 @@ class Side:
             for index in range(PARTITIONS)
         ]
 
-    def _new_shard(self, partition: Partition) -> Transactions:
+    def _new_log(self, partition: Partition) -> StateLog:
         rounds: Any = self.world.rounds
+        return StateLog(partition, self.world.clock, rounds)
+
+    def _new_shard(self, state_log: StateLog) -> Transactions:
         return Transactions(
             TransactionCoordinator(self.world.clock, timeout_max_ms=900_000, expiration_ms=10**12),
-            StateLog(partition, self.world.clock, rounds),
+            state_log,
             self.world.participants,
             self.world._next_producer_id,
             abort_interval_ms=1000,
@@ -95,15 +98,21 @@ def test_requests_without_coordinator_are_refused(side: Side) -> None:
     side.shards.add(ProducerRequest("ann", 7, 0), frozenset({AT}), got.append)
     side.shards.end_transaction(ProducerRequest("ann", 7, 0), Event.COMMIT, got.append)
     assert got == [ErrorCode.not_coordinator] * 2
-    assert side.shards.check_produce(7, 0, "ann", *AT) == ErrorCode.not_enough_replicas
+    assert side.shards.of("ann").is_elsewhere
 
 
 def test_loading_refuses_requests(side: Side) -> None:
+    in_loop(lambda: side.shards.begin(side.of("ann")))
+    assert not side.shards.is_loading, "an empty log is loaded at once"
+    side.init("ann")
+    side.sync()
+    side.shards.end(side.of("ann"))
+
     def act() -> None:
         side.shards.begin(side.of("ann"))
         assert side.init("ann") == [(ErrorCode.coordinator_load_in_progress, -1, -1)]
         assert side.shards.is_loading
-        assert side.shards.check_produce(7, 0, "ann", *AT) == ErrorCode.not_enough_replicas
+        assert side.shards.of("ann").check_produce(7, 0, "ann", *AT) == ErrorCode.not_enough_replicas
 
     in_loop(act)
     got = side.init("ann")
@@ -123,7 +132,6 @@ def test_next_coordinator_knows_the_transaction(side: Side) -> None:
     assert side.init("ann") == [(ErrorCode.not_coordinator, -1, -1)]
     in_loop(lambda: side.shards.begin(side.of("ann")))
     shard = side.shards.of("ann")
-    assert shard is not None
     assert shard.coordinator.transactions["ann"].partitions == {AT}
     assert shard.check_produce(producer_id, epoch, "ann", *AT) == NONE
 
@@ -159,7 +167,6 @@ def test_prepared_transaction_is_completed_elsewhere(side: Side) -> None:
     side.sync()
     assert log_end(side) == before + 1
     shard = side.shards.of("ann")
-    assert shard is not None
     assert shard.coordinator.transactions["ann"].state is TransactionState.COMPLETE_ABORT
 
 
@@ -175,5 +182,4 @@ def test_too_few_replicas_change_nothing(side: Side) -> None:
     assert side.init("ann") == [(ErrorCode.coordinator_not_available, -1, -1)]
     side.of("ann").replica = None
     shard = side.shards.of("ann")
-    assert shard is not None
     assert shard.coordinator.transactions == {}

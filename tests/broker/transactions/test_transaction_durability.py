@@ -124,7 +124,7 @@ def test_no_response_reveals_undurable_state(tmp_path: Path) -> None:
             return client
 
         def state() -> TransactionState:
-            return broker.call(lambda node: node.transactions.shards[0].coordinator.transactions["x"].state)
+            return broker.call(lambda node: node.transactions.at(0).coordinator.transactions["x"].state)
 
         first = client_of((-1, -1))
         first.client.create_topic("t")

@@ -167,7 +167,7 @@ def at_epoch(driven: DrivenBroker, producer: TransactionalClient, epoch: int) ->
         return present.initialised(60_000, driven.clock.now_ms(), producer_epoch=epoch)
 
     def put(node: object) -> None:
-        coordinator = node.transactions.shards[0].coordinator  # type: ignore[attr-defined]
+        coordinator = node.transactions.at(0).coordinator  # type: ignore[attr-defined]
         coordinator.replay(change(coordinator.transactions[producer.transactional_id]))
 
     driven.call(put)

@@ -20,15 +20,12 @@ from onceflow.broker.groups.coordinator import DUE_AT_ONCE, GroupCoordinator
 from onceflow.broker.groups.outcome import Outcome
 from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.broker.storage.state_log import StateBatch, StateLog
+from onceflow.broker.topics.shards import Shard
 from onceflow.log.errors import LogError
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-SLICE_BYTES = 64 * 1024
-"""Bytes of the log replayed in one turn of the event loop: some milliseconds."""
-LOADED_AT_ONCE_BYTES = 4 * SLICE_BYTES
-"""A log of at most this size is replayed before the broker listens."""
 RESPONSES_AT_ONCE = 100
 """Responses to members of one group in one turn: some milliseconds."""
 RECORDS_IN_A_BATCH = 1000
@@ -70,77 +67,24 @@ class _Waiting:
             self.settled(error_code)
 
 
-class GroupRequests:
+class GroupRequests(Shard):
     """Executes outcomes. After a failed sync every response is an error until a restart."""
 
-    def __init__(
-        self, groups: GroupCoordinator, state_log: StateLog, *, loaded_at_once_bytes: int = LOADED_AT_ONCE_BYTES
-    ) -> None:
-        """Load a log of at most `loaded_at_once_bytes`; a longer one needs calls of `load_slice`."""
+    def __init__(self, groups: GroupCoordinator, state_log: StateLog) -> None:
+        super().__init__(state_log)
         self.groups = groups
-        self._state_log = state_log
         self._waiting: deque[_Waiting] = deque()
-        self._is_broken = False
-        self._is_closed = False
-        self._on_loaded: list[Callable[[], None]] | None = []
         self._next_check_seconds = groups.clock.monotonic() + self._check_interval_seconds
         self._unchecked: Iterator[str] = iter(())
         groups.pending_ids.on_withdrawn = lambda group: self.execute(groups.pending_id_withdrawn(group))
-        self._slices = self._replay_in_slices()
-        size_bytes = state_log.size_bytes
-        while size_bytes <= loaded_at_once_bytes and self.load_slice():
-            pass
+        self.when_loaded(groups.begin)
 
-    # Loading
+    # Begin and end
 
-    @property
-    def is_loading(self) -> bool:
-        return self._on_loaded is not None
-
-    def load_slice(self) -> bool:
-        """Replay the next slice; return whether there may be more. Raises UnknownRecord, LogError, WireError."""
-        if self._on_loaded is None:
-            return False
-        if next(self._slices, None) is not None:
-            return True
-        self.groups.begin()
-        self._end_loading()
-        return False
-
-    def _end_loading(self) -> None:
-        callbacks, self._on_loaded = self._on_loaded or (), None
-        for callback in callbacks:
-            callback()
-
-    def close(self) -> None:
-        """Coordinate no longer, since another broker leads the log; waiting requests get NOT_COORDINATOR."""
-        self._is_closed = True
-        self._state_log.close()
+    def _resign(self) -> None:
         _send_in_turns(iter(self.groups.resign().responses))
-        self._end_loading()
 
-    def fail_loading(self) -> None:
-        """Respond to all requests with an error until a restart, since the log cannot be replayed."""
-        self._is_broken = True
-
-    def when_loaded(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the whole log has been replayed, or the coordinator has ended: now or later."""
-        if self._on_loaded is None:
-            callback()
-        else:
-            self._on_loaded.append(callback)
-
-    def _replay_in_slices(self) -> Iterator[int]:
-        """Yield the number of bytes of each slice."""
-        size_bytes = 0
-        for batch in self._state_log.batches(SLICE_BYTES):
-            self._replay_batch(batch)
-            size_bytes += batch.header.size_bytes
-            if size_bytes >= SLICE_BYTES:
-                yield size_bytes
-                size_bytes = 0
-
-    def _replay_batch(self, batch: StateBatch) -> None:
+    def _replay(self, batch: StateBatch) -> None:
         header, groups = batch.header, self.groups
         if batch.marker is not None:
             groups.replay_marker(header.producer_id, commit=batch.marker.commit)
@@ -153,20 +97,6 @@ class GroupRequests:
                 groups.replay(decoded)
 
     # Requests
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether another broker coordinates the groups."""
-        return self._is_closed or self._state_log.is_elsewhere
-
-    @property
-    def error_code(self) -> ErrorCode:
-        """The error for every group request: `none` while the log is here, loaded and writable."""
-        if self.is_elsewhere:
-            return ErrorCode.not_coordinator
-        if self._is_broken or self._state_log.partition.log.durability.failure is not None:
-            return ErrorCode.coordinator_not_available
-        return ErrorCode.coordinator_load_in_progress if self.is_loading else ErrorCode.none
 
     def execute(self, outcome: Outcome) -> None:
         """Append and replay an outcome's records, then send its responses, which may reveal them."""

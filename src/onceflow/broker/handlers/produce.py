@@ -307,7 +307,7 @@ def _must_verify(node: Node, partition: Partition, records: memoryview, pending:
         and node.cluster.verifications.is_needed(
             partition,
             read_header(records).producer_id,
-            is_coordinated_here=node.transactions.is_here(pending.transactional_id),
+            is_coordinated_here=not node.transactions.of(pending.transactional_id).is_elsewhere,
         )
     )
 
@@ -451,16 +451,17 @@ def _check_transaction(node: Node, partition: Partition, records: memoryview, pe
             f"{partition}: a transactional batch in a request without a transactional id; send it with one",
         )
     header = read_header(records)
-    if not node.transactions.is_here(transactional_id):
+    shard = node.transactions.of(transactional_id)
+    if shard.is_elsewhere:
         # It is open in the log: the coordinator had confirmed it, and will end it there with a marker.
         return
-    error_code = node.transactions.check_produce(
+    error_code = shard.check_produce(
         header.producer_id, header.producer_epoch, transactional_id, partition.topic, partition.index
     )
     if error_code:
         # A producer that was fenced in a response must remain fenced after a crash.
         pending.hold()
-        node.transactions.when_synced(transactional_id, lambda _code: pending.done())
+        shard.when_synced(lambda _code: pending.done())
         raise Refused(
             error_code,
             f"{partition}: producer {header.producer_id} of epoch {header.producer_epoch} has no ongoing transaction"

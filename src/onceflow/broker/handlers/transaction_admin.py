@@ -208,8 +208,8 @@ def _described(node: Node, access: Access, transactional_id: str) -> dict[str, A
     if not transactional_id:
         return _undescribed(transactional_id, ErrorCode.invalid_request)
     shard = node.transactions.of(transactional_id)
-    if shard is None or shard.is_loading:
-        return _undescribed(transactional_id, node.transactions.error_code_of(transactional_id))
+    if shard.is_elsewhere or shard.is_loading:
+        return _undescribed(transactional_id, shard.error_code)
     transaction = shard.coordinator.transactions.get(transactional_id)
     if transaction is None:
         return _undescribed(transactional_id, ErrorCode.transactional_id_not_found)
@@ -274,7 +274,7 @@ def handle_list(node: Node, request: Request) -> None:
         )
 
     def elements() -> Iterator[Element]:
-        known = [shard.coordinator.transactions.values() for shard in node.transactions.shards.values()]
+        known = [shard.coordinator.transactions.values() for shard in node.transactions.here()]
         for transaction in list(itertools.chain.from_iterable(known)):
             yield (_listed(transaction) if is_wanted(transaction) else b""), WORK_PER_LISTED
 

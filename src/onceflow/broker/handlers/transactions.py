@@ -195,8 +195,8 @@ def _verify(
 
     producer = _producer(transaction)
     shard = node.transactions.of(producer.transactional_id)
-    if shard is None or (error_code := shard.error_code):
-        report(ErrorCode.not_coordinator if shard is None else error_code)
+    if error_code := shard.error_code:
+        report(error_code)
     elif transaction.verify_only:
         verified({partition: shard.verify(producer, partition) for partition in partitions})
         shard.when_synced(lambda code: report(code) if code else respond(code))
@@ -284,7 +284,7 @@ def handle_offset_commit(node: Node, request: Request) -> None:
         refusal = unverified or _offset_commit_refusal(node, body)
         if refusal:
             # A producer that was fenced in a response must remain fenced after a crash.
-            node.transactions.when_synced(body.transactional_id, lambda error_code: respond(error_code or refusal))
+            node.transactions.of(body.transactional_id).when_synced(lambda error_code: respond(error_code or refusal))
         else:
             groups = node.group_shards.of(body.group_id)
             groups.record_transactional(body.producer_id, body.producer_epoch, records, respond)
@@ -299,9 +299,10 @@ def _when_verified(node: Node, body: Any, verified: Callable[[ErrorCode], None])
     """Call `verified` with the error of the transaction's coordinator, which may be another broker, or `none`."""
     place = _partition_of_group(node, body.group_id)
     partition = node.partitions.get(*place)
-    is_here = node.transactions.is_here(body.transactional_id)
+    shard = node.transactions.of(body.transactional_id)
+    is_here = not shard.is_elsewhere
     if is_here and body.group_id and not node.group_shards.of(body.group_id).is_elsewhere:
-        verified(node.transactions.check_produce(body.producer_id, body.producer_epoch, body.transactional_id, *place))
+        verified(shard.check_produce(body.producer_id, body.producer_epoch, body.transactional_id, *place))
     elif (
         node.cluster is not None
         and partition is not None

@@ -18,12 +18,13 @@ added its partition is durable. After any crash the coordinator thus knows every
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from onceflow.broker.storage.state_log import StateLog, TooFewReplicas
+from onceflow.broker.storage.state_log import StateBatch, StateLog, TooFewReplicas
+from onceflow.broker.topics.shards import Shard
 from onceflow.broker.transactions import records as transaction_records
 from onceflow.broker.transactions.coordinator import Decision, InitRequest, ProducerRequest, TransactionCoordinator
 from onceflow.broker.transactions.participants import Participants, Respond
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 """Delay before a marker that could not be written is written again: the disk may have been full."""
-SLICE_BYTES = 64 * 1024
-"""Bytes of the log replayed in one turn of the event loop: some milliseconds."""
 ENDED_AT_ONCE = 100
 """Timed-out transactions, or expired ids, handled in one turn of the loop; the rest follows in the next tick."""
 
@@ -82,7 +81,7 @@ class PeriodicWork:
     due_seconds: float = 0.0
 
 
-class Transactions:
+class Transactions(Shard):
     """Transactional requests of the ids in one partition. After a failed sync every response is an error until a
     restart."""
 
@@ -96,8 +95,8 @@ class Transactions:
         abort_interval_ms: int,
         expiration_interval_ms: int,
     ) -> None:
+        super().__init__(state_log)
         self.coordinator = coordinator
-        self._state_log = state_log
         self._participants = participants
         self._next_producer_id = next_producer_id
         self._being_added: set[tuple[str, str, int]] = set()
@@ -108,33 +107,13 @@ class Transactions:
             PeriodicWork(self._expire, expiration_interval_ms / 1000),
             PeriodicWork(self._retry, RETRY_SECONDS),
         ]
-        self.is_loading = True
-        self.is_closed = False
-        """Whether another broker coordinates these ids now."""
-        self._is_broken = False
 
-    def __str__(self) -> str:
-        return str(self._state_log.partition)
+    # Begin and end
 
-    # Loading
-
-    def load(self) -> Iterator[None]:
-        """Replay the log, a slice for each step. Raises UnknownRecord, WireError, LogError."""
-        for batch in self._state_log.batches(SLICE_BYTES):
-            for record in batch.records:
-                assert record.key is not None
-                self.coordinator.replay(transaction_records.decode(record.key, record.value))
-            yield
-        self.is_loading = False
-
-    def load_all(self) -> None:
-        """Replay the log at once."""
-        for _slice in self.load():
-            pass
-
-    def fail_loading(self) -> None:
-        """Respond to all requests with an error, since the log cannot be replayed."""
-        self._is_broken = True
+    def _replay(self, batch: StateBatch) -> None:
+        for record in batch.records:
+            assert record.key is not None
+            self.coordinator.replay(transaction_records.decode(record.key, record.value))
 
     def resume_when_synced(self) -> None:
         """Complete every prepared transaction once all in-sync replicas have what a former coordinator appended."""
@@ -145,23 +124,12 @@ class Transactions:
 
         self._state_log.when_synced(synced)
 
-    def close(self) -> None:
-        """Drop everything: another broker coordinates these ids now, and completes what was decided."""
-        self.is_closed = True
-        self._state_log.close()
+    def _resign(self) -> None:
+        """Leave to the other broker what was decided: it completes that."""
         for completion in self._completions.values():
             completion.respond()
 
     # Records and responses
-
-    @property
-    def error_code(self) -> ErrorCode:
-        """The error for every transactional request: `none` while the log is led here, loaded and writable."""
-        if self.is_closed:
-            return ErrorCode.not_coordinator
-        if self._is_broken or self._state_log.partition.log.durability.failure is not None:
-            return ErrorCode.coordinator_not_available
-        return ErrorCode.coordinator_load_in_progress if self.is_loading else ErrorCode.none
 
     def when_synced(self, respond: Respond) -> None:
         """Respond once the coordinator's current state is durable, or with an error if it cannot be."""
