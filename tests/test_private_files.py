@@ -60,8 +60,7 @@ KINDS: dict[str, tuple[Callable[[Path], str], Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_exposed_files_are_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONCEFLOW_REDIS", "redis://127.0.0.1:1")
+def test_exposed_files_are_refused(tmp_path: Path, kind: str) -> None:
     content, read = KINDS[kind]
     path = tmp_path / "secret"
     path.write_text(content(tmp_path))

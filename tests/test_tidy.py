@@ -183,6 +183,29 @@ def test_no_modules_import_each_other() -> None:
     assert not cycles
 
 
+def test_every_module_is_used() -> None:
+    """A use is an import, a command, pyproject.toml, the command line, or a program in docs and examples."""
+    root = SOURCE.parent
+    pages = (root / "pyproject.toml", *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.py"))
+    texts = [path.read_text() for path in pages]
+    used = {name for path in modules() for name in used_names(path)}
+    unused = [
+        name
+        for path in modules()
+        if not path.stem.startswith("__") and (name := name_of(path)) not in used and "__main__" not in path.read_text()
+        if not any(shown in text for text in texts for shown in (f'"{name}"', f"from {name} import", f"`{name}`"))
+    ]
+    assert not unused, "delete them, or show in docs how to import them"
+
+
+def used_names(path: Path) -> Iterator[str]:
+    """Yield the modules that a module imports, or names in a table as `module:attribute`."""
+    yield from (name for _, name in imports_of(path) if name != name_of(path))
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.partition(":")[0]
+
+
 def is_package(name: str) -> bool:
     return (SOURCE / "onceflow" / name).is_dir() or (SOURCE / "onceflow" / f"{name}.py").is_file()
 

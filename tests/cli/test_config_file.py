@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from onceflow.cli import config_file, onceflow
+from onceflow.cli import onceflow
 
 NOWHERE = "127.0.0.1:1"
 
@@ -16,7 +16,7 @@ NOWHERE = "127.0.0.1:1"
 def settings_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty configuration directory of the user; the environment is restored afterwards."""
     monkeypatch.setattr(click, "get_app_dir", lambda name: str(tmp_path / "settings" / name))
-    for variable in (*config_file.VARIABLES.values(), "ONCEFLOW_CONFIG_FILE"):
+    for variable in (*"ONCEFLOW_BOOTSTRAP", "ONCEFLOW_REDIS", "ONCEFLOW_CONFIG_FILE"):
         monkeypatch.setenv(variable, "")
     folder = tmp_path / "settings" / "onceflow"
     folder.mkdir(parents=True)
@@ -37,6 +37,13 @@ def test_the_users_own_file_is_found(settings_folder: Path) -> None:
     assert "redis://127.0.0.1:1/7" in error_of("clicks")
 
 
+def test_the_file_is_for_one_command(settings_folder: Path) -> None:
+    """Neither the process nor its children get its addresses."""
+    (settings_folder / "onceflow.conf").write_text(f"bootstrap = {NOWHERE}\n")
+    error_of("topic", "list")
+    assert os.environ["ONCEFLOW_BOOTSTRAP"] == ""
+
+
 def test_options_override_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "given.conf"
     file.write_text("bootstrap=127.0.0.1:2\n")
@@ -49,7 +56,6 @@ def test_options_override_environment_and_file(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("ONCEFLOW_BOOTSTRAP", "")
     monkeypatch.setenv("ONCEFLOW_CONFIG_FILE", str(file))
     assert "responds at 127.0.0.1:2" in error_of("topic", "list")
-    assert os.environ["ONCEFLOW_REDIS"] == ""
 
 
 @pytest.mark.parametrize(

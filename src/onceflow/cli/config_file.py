@@ -11,17 +11,17 @@ names (`onceflow.client.security`), as in a `client.properties` of Kafka's tools
 """
 
 import difflib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
+from onceflow.cli import options
 from onceflow.cli import security as secured
 from onceflow.private_files import MODE, is_exposed
 
-VARIABLES = {"bootstrap": "ONCEFLOW_BOOTSTRAP", "redis": "ONCEFLOW_REDIS"}
-"""Name in the file → environment variable, from which the commands read it."""
+ADDRESSES = {"bootstrap": "bootstrap", "redis": "redis_url"}
+"""Name in the file → parameter of the commands."""
 
 
 def _has_secret(given: Mapping[str, str]) -> bool:
@@ -50,18 +50,17 @@ def use(path: Path | None) -> None:
         given = parse_properties(chosen.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"cannot read the configuration file {chosen}: {error}") from error
-    for name, value in given.items():
-        if name not in VARIABLES and name not in security.NAMES:
-            near = difflib.get_close_matches(name, (*VARIABLES, *security.NAMES), 1)
-            names = f"{', '.join(VARIABLES)} and Kafka's TLS and SASL settings"
+    for name in given:
+        if name not in ADDRESSES and name not in security.NAMES:
+            near = difflib.get_close_matches(name, (*ADDRESSES, *security.NAMES), 1)
+            names = f"{', '.join(ADDRESSES)} and Kafka's TLS and SASL settings"
             others = f"did you mean {near[0]}?" if near else f"it can have {names}"
             remedy = security.kafka_name_hint(name) or others
             # Without its value, which may be a password.
             raise click.UsageError(f"{chosen}: unknown setting {name}; {remedy}")
-        # click ignores an empty variable.
-        if name in VARIABLES and not os.environ.get(VARIABLES[name]):
-            os.environ[VARIABLES[name]] = value
     if _has_secret(given) and is_exposed(chosen):
         raise click.UsageError(f"{chosen} has a password, and every user of this machine can read it; {MODE}")
     kafka = {name: value for name, value in given.items() if name in security.NAMES}
-    secured.use_from_file(click.get_current_context(), kafka)
+    context = click.get_current_context()
+    secured.use_from_file(context, kafka)
+    options.use_addresses(context, {ADDRESSES[name]: value for name, value in given.items() if name in ADDRESSES})

@@ -1,6 +1,6 @@
 """Options shared by several commands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -22,6 +22,25 @@ DEMO_DIRECTORY = ".onceflow"
 """Directory of the demo and of the checkpoints of `onceflow run`."""
 DEMO_LOG_BYTES = 1 << 30
 """Size of its log at which the demo stops generating."""
+_META = "onceflow.addresses"
+"""Key in click's context: the addresses of the configuration file."""
+
+
+class AddressOption(click.Option):
+    """An address that the configuration file can have; a command line and an environment override it."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, click.Parameter]) -> tuple[Any, ParameterSource]:
+        """Return the value and where it is from."""
+        value, source = super().consume_value(ctx, opts)
+        addresses: dict[str, str] = ctx.meta.get(_META, {})
+        if source is ParameterSource.DEFAULT and self.name in addresses:
+            return addresses[self.name], ParameterSource.DEFAULT_MAP
+        return value, source
+
+
+def use_addresses(context: click.Context, addresses: Mapping[str, str]) -> None:
+    """Use the addresses of the configuration file, by the names of parameters."""
+    context.meta[_META] = dict(addresses)
 
 
 def to_address(context: click.Context, parameter: click.Parameter, value: str) -> Address:
@@ -73,6 +92,7 @@ def bootstrap_option(command: _Command) -> _Command:
     )(command)
     return click.option(
         "--bootstrap",
+        cls=AddressOption,
         callback=_checked_bootstrap,
         metavar="HOST:PORT[,...]",
         default=BOOTSTRAP_DEFAULT,
@@ -136,6 +156,7 @@ def redis_options(command: _Command) -> _Command:
     return click.option(
         "--redis",
         "redis_url",
+        cls=AddressOption,
         default=REDIS_DEFAULT,
         show_default=True,
         envvar="ONCEFLOW_REDIS",

@@ -46,7 +46,8 @@ def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
 def test_a_broker_that_ends_is_reported(tmp_path: Path) -> None:
     address = f"127.0.0.1:{services.free_port()}"
     (tmp_path / "broker-1").write_text("not a directory")
-    done = CliRunner().invoke(onceflow, ["cluster", "up", "-n", "1", "--zookeeper", address, "--data", str(tmp_path)])
+    where = ["--zookeeper", address, "--data", str(tmp_path), "--port", str(services.free_port())]
+    done = CliRunner().invoke(onceflow, ["cluster", "up", "-n", "1", *where])
     assert done.exit_code == 1
     assert "broker-1 exited with code" in str(done.exception) + done.output
 
