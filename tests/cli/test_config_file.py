@@ -16,7 +16,7 @@ NOWHERE = "127.0.0.1:1"
 def settings_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty configuration directory of the user; the environment is restored afterwards."""
     monkeypatch.setattr(click, "get_app_dir", lambda name: str(tmp_path / "settings" / name))
-    for variable in (*"ONCEFLOW_BOOTSTRAP", "ONCEFLOW_REDIS", "ONCEFLOW_CONFIG_FILE"):
+    for variable in ("ONCEFLOW_BOOTSTRAP", "ONCEFLOW_REDIS", "ONCEFLOW_CONFIG_FILE"):
         monkeypatch.setenv(variable, "")
     folder = tmp_path / "settings" / "onceflow"
     folder.mkdir(parents=True)
