@@ -1,7 +1,6 @@
 """Apache Kafka 3.9 and Onceflow's broker in one cluster: each follows a partition that the other leads.
 
-Kafka speaks Fetch 12, the last version with topic names, with `inter.broker.protocol.version` 3.0. Onceflow's broker is
-the controller.
+Kafka has its default settings. Onceflow's broker is the controller.
 """
 
 from functools import partial
@@ -25,7 +24,7 @@ RECORDS = 500
 class KafkaReplica(KafkaOnZooKeeper):
     """An Apache Kafka that is the second broker of the cluster."""
 
-    properties = PROPERTIES.replace("broker.id=1", "broker.id=2") + "inter.broker.protocol.version=3.0\n"
+    properties = PROPERTIES.replace("broker.id=1", "broker.id=2")
 
 
 def log_of(directory: Path, topic: str) -> bytes:

@@ -2,12 +2,14 @@
 
 import random
 import struct
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from onceflow.wire import fetch
-from onceflow.wire.apis import APIS, FETCH
+from onceflow.wire.apis import APIS, CLUSTER_APIS, FETCH
 from onceflow.wire.errors import MalformedFrame
 from onceflow.wire.fetch import (
     READ_COMMITTED,
@@ -27,6 +29,7 @@ from onceflow.wire.frames import encode_response as encode_response_by_kio
 from tests.wire.messages import random_message
 
 every_version = pytest.mark.parametrize("version", range(APIS[FETCH].version_min, APIS[FETCH].version_max + 1))
+with_topic_ids = pytest.mark.parametrize("version", range(fetch.IDS_FROM, CLUSTER_APIS[FETCH].version_max + 1))
 
 RECORDS = [b"batch one", b"batch number two"]
 TOPICS = [
@@ -75,6 +78,94 @@ def as_kio_says(message: Any) -> FetchRequest:
         topics,
         getattr(message, "rack_id", ""),
     )
+
+
+def name_of(topic_id: UUID) -> str | None:
+    """Know every second topic."""
+    return None if topic_id.int % 2 else str(topic_id)
+
+
+def parsed_by_id(frame: memoryview) -> FetchRequest:
+    return parse_request(frame, read_request_header(frame, served=CLUSTER_APIS), name_of=name_of)
+
+
+def by_id_as_kio_says(message: Any) -> FetchRequest:
+    asked = [
+        (
+            topic.topic_id or UUID(int=0),
+            [
+                FetchPartition(
+                    partition.partition,
+                    partition.current_leader_epoch,
+                    partition.fetch_offset,
+                    partition.log_start_offset,
+                    partition.partition_max_bytes,
+                    partition.last_fetched_epoch,
+                )
+                for partition in topic.partitions
+            ],
+        )
+        for topic in message.topics
+    ]
+    known = [(name, topic_id, partitions) for topic_id, partitions in asked if (name := name_of(topic_id)) is not None]
+    return FetchRequest(
+        message.replica_state.replica_id if hasattr(message, "replica_state") else message.replica_id,
+        round(message.max_wait.total_seconds() * 1000),
+        message.min_bytes,
+        message.max_bytes,
+        message.isolation_level,
+        message.session_id,
+        message.session_epoch,
+        [(name, partitions) for name, _topic_id, partitions in known],
+        message.rack_id,
+        {name: topic_id for name, topic_id, _partitions in known},
+        tuple((topic_id, partitions) for topic_id, partitions in asked if name_of(topic_id) is None),
+    )
+
+
+@with_topic_ids
+def test_requests_with_ids_are_read(version: int) -> None:
+    seeded = random.Random(version)
+    for _ in range(40):
+        message = random_message(request_class(FETCH, version), seeded)
+        frame = memoryview(encode_by_kio(FETCH, version, 77, "me", message))[4:]
+        assert parsed_by_id(frame) == by_id_as_kio_says(message)
+    for end in range(12, len(frame)):
+        with pytest.raises(MalformedFrame):
+            parsed_by_id(frame[:end])
+
+
+@with_topic_ids
+def test_damaged_requests_with_ids_match_kio(version: int) -> None:
+    seeded = random.Random(version)
+    frame = encode_by_kio(FETCH, version, 77, "me", random_message(request_class(FETCH, version), seeded))[4:]
+    for _ in range(500):
+        spoilt = bytearray(frame)
+        spoilt[seeded.randrange(12, len(spoilt))] = seeded.choice((0, 1, 0x7F, 0x80, 0xFF))
+        try:
+            parsed_by_id(memoryview(spoilt))
+        except MalformedFrame:
+            continue
+
+
+@with_topic_ids
+def test_responses_with_ids_are_kios(version: int) -> None:
+    topics = [(UUID(int=number), partitions) for number, (_name, partitions) in enumerate(TOPICS, 1)]
+    pieces = encode_response(version, -3, topics, throttle_ms=250)
+    frame = pieces[0] + RECORDS[0] + pieces[1] + RECORDS[1] + pieces[2]
+    correlation_id, message = decode_by_kio(FETCH, version, frame[4:])
+    assert encode_response_by_kio(FETCH, version, correlation_id, message) == frame
+    assert [topic.topic_id.int for topic in message.responses] == [1, 2, 3]
+    assert [partition.records for partition in message.responses[0].partitions] == [RECORDS[0], b""]
+    (one,) = encode_response(version, 1, [(UUID(int=9), [PartitionResponse(0, 0, 4, 4, 0, 0)])])
+    assert decode_by_kio(FETCH, version, one[4:])[1].responses[0].topic_id.int == 9
+
+
+def test_followers_are_named_in_tags() -> None:
+    state: Any = request_class(FETCH, 17).__annotations__["replica_state"]
+    message = random_message(request_class(FETCH, 17), random.Random(1))
+    frame = encode_by_kio(FETCH, 17, 1, "me", replace(message, replica_state=state(replica_id=7, replica_epoch=9)))[4:]
+    assert parsed_by_id(memoryview(frame)).replica_id == 7
 
 
 def whole(version: int) -> bytes:

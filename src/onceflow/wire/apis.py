@@ -72,6 +72,9 @@ class Api:
     `advertised_min` is the minimum in ApiVersions. It is below `version_min` for Produce only: librdkafka before 2.11
     sends gzip, snappy and lz4 batches uncompressed to a broker whose Produce does not start at 0 (KIP-896 keeps 0 in
     Kafka's own response for that reason). The versions 0 to 2 are still refused.
+
+    `advertised_max` is below `version_max` for Fetch in a cluster: Apache Kafka's followers send the version of their
+    `inter.broker.protocol.version`, whatever is advertised, and clients keep the versions with topic names.
     """
 
     key: int
@@ -80,6 +83,7 @@ class Api:
     version_max: int
     flexible_from: int
     advertised_min: int
+    advertised_max: int
 
 
 # aiokafka sets the floors, Java 4.x the ceilings; Produce 9 and Fetch 12 are the last without topic ids or with
@@ -135,7 +139,7 @@ _ROWS = (
 )
 
 APIS: Mapping[int, Api] = MappingProxyType(
-    {row[0]: Api(*row, advertised_min=0 if row[0] == PRODUCE else row[2]) for row in _ROWS}
+    {row[0]: Api(*row, advertised_min=0 if row[0] == PRODUCE else row[2], advertised_max=row[3]) for row in _ROWS}
 )
 
 _INTER_BROKER_ROWS = (
@@ -148,18 +152,21 @@ _INTER_BROKER_ROWS = (
 )
 
 INTER_BROKER_APIS: Mapping[int, Api] = MappingProxyType(
-    {row[0]: Api(*row, advertised_min=row[2]) for row in _INTER_BROKER_ROWS}
+    {row[0]: Api(*row, advertised_min=row[2], advertised_max=row[3]) for row in _INTER_BROKER_ROWS}
 )
 """Requests between the brokers of a cluster on ZooKeeper, in the versions of inter.broker.protocol.version 3.9."""
 
 _VERIFYING_ROW = (ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", 0, 5, 3)
 """Version 4 and later come from leaders of partitions (KIP-890)."""
 _REASSIGNING_ROW = (ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 0, 0)
+_REPLICATING_ROW = (FETCH, "Fetch", 4, 17, 12)
+"""Version 13 and later name topics by id (KIP-516), and come from followers."""
 
 CLUSTER_APIS: Mapping[int, Api] = MappingProxyType(
     {
         **APIS,
-        **{row[0]: Api(*row, advertised_min=0) for row in (_VERIFYING_ROW, _REASSIGNING_ROW)},
+        **{row[0]: Api(*row, advertised_min=0, advertised_max=row[3]) for row in (_VERIFYING_ROW, _REASSIGNING_ROW)},
+        FETCH: Api(*_REPLICATING_ROW, advertised_min=4, advertised_max=APIS[FETCH].version_max),
         **INTER_BROKER_APIS,
     }
 )
@@ -184,7 +191,8 @@ first version in the compact encoding with tagged fields (KIP-482).
 
 - Produce is advertised from 0 and supported from 3: librdkafka before 2.11 sends gzip, snappy and lz4 batches
   uncompressed to a broker whose Produce does not start at 0. Apache Kafka 4 does the same.
-- Produce ends at 9 and Fetch at 12: later versions name topics by id and have fields for clusters only.
+- Produce ends at 9 and Fetch at 12: later versions name topics by id and have fields for clusters only. A broker on
+  ZooKeeper supports Fetch up to 17 without advertising it: Apache Kafka's followers send that version.
 - No API has a version above Apache Kafka 4.1's: a client that infers the broker's release from the versions must not
   mistake it for a later one. kafka-python infers 4.0, from ListOffsets 10.
 - ListOffsets starts at 0, which Apache Kafka 4 no longer supports: only this version returns where a partition's
@@ -222,7 +230,7 @@ def page() -> str:
 
 
 def _row(api: Api) -> str:
-    advertised = f"{api.advertised_min} to {api.version_max}"
+    advertised = f"{api.advertised_min} to {api.advertised_max}"
     flexible = "none" if api.flexible_from == NEVER else api.flexible_from
     return f"| {api.key} | {api.name} | {advertised} | {api.version_min} to {api.version_max} | {flexible} |"
 

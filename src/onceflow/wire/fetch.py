@@ -1,14 +1,19 @@
-"""Fetch requests and responses, versions 4 to 12, written by hand.
+"""Fetch requests and responses, versions 4 to 17, written by hand.
 
 A response is encoded without its records, as pieces between which the broker sends each partition's bytes
 straight from the file. A parsed response holds views of its frame.
+
+Version 13 and later name topics by their ids (KIP-516). They are received only: requests are encoded, and responses
+parsed, up to version 12.
 """
 
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
+from uuid import UUID
 
 from typing_extensions import Buffer
 
@@ -25,6 +30,8 @@ from onceflow.wire.primitives import (
     read_count,
     read_nullable_bytes,
     read_string,
+    read_tag_count,
+    read_uvarint,
     skip_tags,
 )
 
@@ -34,8 +41,16 @@ _VERSION_OF_ONE = 12
 _SESSIONS_FROM = 7
 _RACK_FROM = 11
 _EPOCHS_FROM = 12
+IDS_FROM = 13
+"""First version with ids of topics instead of their names."""
+_REPLICA_STATE_FROM = 15
 
 _LIMITS = struct.Struct(">iiiib")
+_LIMITS_FROM_15 = struct.Struct(">iiib")
+"""Without the replica id, which is in a tagged field with the replica's broker epoch (KIP-903)."""
+_REPLICA_STATE_TAG = 1
+_REPLICA_ID = struct.Struct(">i")
+_TOPIC_ID_BYTES = 16
 _SESSION = struct.Struct(">ii")
 _ERROR_AND_SESSION = struct.Struct(">hi")
 _ABORTED = struct.Struct(">qq")
@@ -79,6 +94,13 @@ class FetchPartition(NamedTuple):
     last_fetched_epoch: int = -1
 
 
+Topic = tuple[str, list[FetchPartition]]
+NameOf = Callable[[UUID], str | None]
+"""Returns the name of the topic with an id, None for an unknown id."""
+
+_NO_IDS: Mapping[str, UUID] = MappingProxyType({})
+
+
 class FetchRequest(NamedTuple):
     """A Fetch request. `topics`: (topic, partitions) in the order of the request and the response."""
 
@@ -89,9 +111,13 @@ class FetchRequest(NamedTuple):
     isolation_level: int
     session_id: int
     session_epoch: int
-    topics: list[tuple[str, list[FetchPartition]]]
+    topics: list[Topic]
     rack_id: str = ""
     """Rack of the client, from version 11 on."""
+    topic_ids: Mapping[str, UUID] = _NO_IDS
+    """Ids of the topics, from version 13 on."""
+    unknown: Sequence[tuple[UUID, list[FetchPartition]]] = ()
+    """Topics with unknown ids, from version 13 on."""
 
 
 class PartitionResponse(NamedTuple):
@@ -111,6 +137,10 @@ class PartitionResponse(NamedTuple):
     aborted: Sequence[tuple[int, int]] | None = None
     diverging_epoch: tuple[int, int] | None = None
     preferred_read_replica: int = -1
+
+
+TopicResponse = tuple[str | UUID, Sequence[PartitionResponse]]
+"""A response's part for one topic: its name, from version 13 on its id."""
 
 
 class FetchedPartition(NamedTuple):
@@ -138,9 +168,15 @@ class FetchResponse(NamedTuple):
     partitions: list[FetchedPartition]
 
 
-def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int = sys.maxsize) -> FetchRequest:
-    """Parse the body of a Fetch request. `entries_max` bounds its topics and partitions together. Raises
-    MalformedFrame."""
+def _unnamed(_topic_id: UUID) -> None:
+    return None
+
+
+def parse_request(
+    frame: memoryview, header: RequestHeader, *, entries_max: int = sys.maxsize, name_of: NameOf = _unnamed
+) -> FetchRequest:
+    """Parse the body of a Fetch request. `entries_max` bounds its topics and partitions together; `name_of` is for
+    versions with ids of topics. Raises MalformedFrame."""
     version = header.version
     if version == _VERSION_OF_ONE and entries_max >= 2:
         asked = _parse_one(frame, header.body_position)
@@ -150,21 +186,74 @@ def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int 
     position = header.body_position
     session_id, session_epoch, rack_id = 0, -1, ""
     try:
-        limits = _LIMITS.unpack_from(frame, position)
-        position += _LIMITS.size
+        limits, position = _read_limits(frame, position, version)
         if version >= _SESSIONS_FROM:
             session_id, session_epoch = _SESSION.unpack_from(frame, position)
             position += _SESSION.size
-        topics, position = _read_topics(frame, position, version, entries_max, header.tags_max)
+        named = _NamedTopics(name_of)
+        position = _read_topics(frame, position, version, entries_max, header.tags_max, named)
         if version >= _SESSIONS_FROM:
-            position = _skip_forgotten(frame, position, header.tags_max, flexible=flexible)
+            position = _skip_forgotten(frame, position, header.tags_max, version)
         if version >= _RACK_FROM:
             rack_id, position = read_string(frame, position, flexible=flexible)
-        if flexible:
-            position = skip_tags(frame, position, header.tags_max)
+        if version >= _REPLICA_STATE_FROM:
+            limits = (_read_replica_id(frame, position, header.tags_max), *limits[1:])
+        elif flexible:
+            skip_tags(frame, position, header.tags_max)
     except (*SHORT_OF_BYTES, MalformedFrame) as error:
         raise MalformedFrame(f"Fetch request version {version}: {error}") from error
-    return FetchRequest._make((*limits, session_id, session_epoch, topics, rack_id))
+    return FetchRequest._make(
+        (*limits, session_id, session_epoch, named.topics, rack_id, named.topic_ids, tuple(named.unknown))
+    )
+
+
+class _NamedTopics:
+    """The topics of a request that is being read."""
+
+    def __init__(self, name_of: NameOf) -> None:
+        self._name_of = name_of
+        self.topics: list[Topic] = []
+        self.topic_ids: dict[str, UUID] = {}
+        self.unknown: list[tuple[UUID, list[FetchPartition]]] = []
+
+    def begin(self, frame: memoryview, position: int, version: int) -> tuple[list[FetchPartition], int]:
+        """Read a topic's name or id; return the list for its partitions, and the position after it."""
+        partitions: list[FetchPartition] = []
+        if version < IDS_FROM:
+            name, position = read_string(frame, position, flexible=version >= _FLEXIBLE_FROM)
+            self.topics.append((name, partitions))
+            return partitions, position
+        end = bounded(_TOPIC_ID_BYTES, frame, position)
+        topic_id = UUID(bytes=bytes(frame[position:end]))
+        known = self._name_of(topic_id)
+        if known is None:
+            self.unknown.append((topic_id, partitions))
+        else:
+            self.topics.append((known, partitions))
+            self.topic_ids[known] = topic_id
+        return partitions, end
+
+
+def _read_limits(frame: memoryview, position: int, version: int) -> tuple[tuple[int, ...], int]:
+    """Read replica id, times, sizes and isolation level. The replica id is -1 where a tagged field has it."""
+    if version >= _REPLICA_STATE_FROM:
+        return (-1, *_LIMITS_FROM_15.unpack_from(frame, position)), position + _LIMITS_FROM_15.size
+    return _LIMITS.unpack_from(frame, position), position + _LIMITS.size
+
+
+def _read_replica_id(frame: memoryview, position: int, tags_max: int) -> int:
+    """Read the last tagged fields of a request; return the replica id, -1 without one. With ZooKeeper nothing checks
+    the broker epoch beside it (kafka.cluster.Replica)."""
+    replica_id = -1
+    count, position = read_tag_count(frame, position, tags_max)
+    for _ in range(count):
+        tag, position = read_uvarint(frame, position)
+        size_bytes, position = read_uvarint(frame, position)
+        end = bounded(size_bytes, frame, position)
+        if tag == _REPLICA_STATE_TAG:
+            (replica_id,) = _REPLICA_ID.unpack_from(frame[position:end])
+        position = end
+    return replica_id
 
 
 def _parse_one(frame: memoryview, position: int) -> FetchRequest | None:
@@ -186,24 +275,22 @@ def _parse_one(frame: memoryview, position: int) -> FetchRequest | None:
     except SHORT_OF_BYTES:
         return None
     asked = FetchPartition(partition, epoch, offset, log_start_offset, max_bytes, last_epoch)
-    return FetchRequest._make((*fixed[:7], [(name, [asked])], ""))
+    return FetchRequest._make((*fixed[:7], [(name, [asked])], "", _NO_IDS, ()))
 
 
 def _read_topics(
-    frame: memoryview, position: int, version: int, entries_max: int, tags_max: int
-) -> tuple[list[tuple[str, list[FetchPartition]]], int]:
+    frame: memoryview, position: int, version: int, entries_max: int, tags_max: int, named: _NamedTopics
+) -> int:
     flexible = version >= _FLEXIBLE_FROM
     layout = _asked_layout(version)
-    topics = []
     entries = 0
     count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
     for _ in range(count):
-        name, position = read_string(frame, position, flexible=flexible)
+        partitions, position = named.begin(frame, position, version)
         partition_count, position = read_count(frame, position, flexible=flexible, element_bytes_min=layout.size)
         entries += 1 + partition_count
         if entries > entries_max:
             raise MalformedFrame(f"more than {entries_max} topics and partitions")
-        partitions = []
         for _ in range(partition_count):
             partitions.append(_asked(layout.unpack_from(frame, position), version))
             position += layout.size
@@ -211,8 +298,7 @@ def _read_topics(
                 position = skip_tags(frame, position, tags_max)
         if flexible:
             position = skip_tags(frame, position, tags_max)
-        topics.append((name, partitions))
-    return topics, position
+    return position
 
 
 def _asked_layout(version: int) -> struct.Struct:
@@ -234,12 +320,16 @@ def _asked(values: tuple[int, ...], version: int) -> FetchPartition:
     return FetchPartition(values[0], -1, values[1], -1, values[2])
 
 
-def _skip_forgotten(frame: memoryview, position: int, tags_max: int, *, flexible: bool) -> int:
+def _skip_forgotten(frame: memoryview, position: int, tags_max: int, version: int) -> int:
     """Skip partitions that leave a fetch session; there are no sessions here, every response has session id 0
     (KIP-227)."""
+    flexible = version >= _FLEXIBLE_FROM
     count, position = read_count(frame, position, flexible=flexible, element_bytes_min=_TOPIC_MIN_BYTES[flexible])
     for _ in range(count):
-        _, position = read_string(frame, position, flexible=flexible)
+        if version >= IDS_FROM:
+            position = bounded(_TOPIC_ID_BYTES, frame, position)
+        else:
+            _, position = read_string(frame, position, flexible=flexible)
         partition_count, position = read_count(frame, position, flexible=flexible, element_bytes_min=4)
         position = bounded(4 * max(partition_count, 0), frame, position)
         if flexible:
@@ -250,7 +340,7 @@ def _skip_forgotten(frame: memoryview, position: int, tags_max: int, *, flexible
 def encode_response(
     version: int,
     correlation_id: int,
-    topics: Sequence[tuple[str, Sequence[PartitionResponse]]],
+    topics: Sequence[TopicResponse],
     *,
     error_code: int = 0,
     throttle_ms: int = 0,
@@ -262,7 +352,7 @@ def encode_response(
     """
     if version == _VERSION_OF_ONE and len(topics) == 1 and not error_code and not throttle_ms:
         name, partitions = topics[0]
-        if len(partitions) == 1:
+        if len(partitions) == 1 and isinstance(name, str):
             data = partitions[0]
             if not (data.aborted or data.error_code or data.diverging_epoch) and data.preferred_read_replica < 0:
                 return _encode_one(correlation_id, name, data)
@@ -272,7 +362,7 @@ def encode_response(
 def _encode_response(
     version: int,
     correlation_id: int,
-    topics: Sequence[tuple[str, Sequence[PartitionResponse]]],
+    topics: Sequence[TopicResponse],
     error_code: int,
     throttle_ms: int,
 ) -> list[bytes]:
@@ -286,8 +376,11 @@ def _encode_response(
     if version >= _SESSIONS_FROM:
         piece += _ERROR_AND_SESSION.pack(error_code, 0)
     append_count(piece, len(topics), flexible=flexible)
-    for name, partitions in topics:
-        append_string(piece, name, flexible=flexible)
+    for topic, partitions in topics:
+        if isinstance(topic, UUID):
+            piece += topic.bytes
+        else:
+            append_string(piece, topic, flexible=flexible)
         append_count(piece, len(partitions), flexible=flexible)
         for data in partitions:
             _append_response(piece, version, data)

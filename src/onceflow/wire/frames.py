@@ -144,7 +144,7 @@ def encode_unsupported_api_versions(correlation_id: int) -> bytes:
     response: Any = response_class(API_VERSIONS, 0)
     version: Any = response.__annotations__["api_keys"].__args__[0]
     api = APIS[API_VERSIONS]
-    served = version(api_key=api.key, min_version=api.advertised_min, max_version=api.version_max)
+    served = version(api_key=api.key, min_version=api.advertised_min, max_version=api.advertised_max)
     payload = response(error_code=ErrorCode.unsupported_version, api_keys=(served,))
     return encode_response(API_VERSIONS, 0, correlation_id, payload)
 

@@ -334,21 +334,23 @@ class PendingFetch:
         self._stop()
         for error_code in result.errors or ():
             self._request.reply.count_error(error_code)
-        header = self._request.header
         if self._refused:
             result.responses += self._refused
-        pieces = fetch.encode_response(header.version, header.correlation_id, result.responses)
-        self._request.reply.send(_interleave(pieces, result.slices))
+        self._request.reply.send(_interleave(_encoded(self._request, self._body, result.responses), result.slices))
 
 
 def handle(node: Node, request: Request) -> None:
     """Serve one Fetch request."""
-    body = fetch.parse_request(request.frame, request.header, entries_max=node.config.request_partitions_max)
+    entries_max = node.config.request_partitions_max
+    body = fetch.parse_request(request.frame, request.header, entries_max=entries_max, name_of=node.topics.name_of)
+    for _topic_id, partitions in body.unknown:
+        for _ in partitions:
+            request.reply.count_error(ErrorCode.unknown_topic_id)
     if body.session_epoch not in FULL_SESSION_EPOCHS:
         # Every response here has session id 0 (KIP-227: "no session"), so this one belongs to another broker.
-        _refuse(request, ErrorCode.fetch_session_id_not_found, [])
+        _refuse(request, ErrorCode.fetch_session_id_not_found, body._replace(topics=[], unknown=()))
     elif body.isolation_level not in (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED):
-        _refuse(request, ErrorCode.unknown_server_error, body.topics)
+        _refuse(request, ErrorCode.unknown_server_error, body)
     elif node.authorizer is None:
         _start(node, request, _distinct(body))
     else:
@@ -429,14 +431,26 @@ def _distinct(request: FetchRequest) -> FetchRequest:
     return request._replace(topics=[(topic, [partition for _, partition in entries]) for topic, entries in grouped])
 
 
-def _refuse(request: Request, error_code: ErrorCode, topics: Sequence[tuple[str, Sequence[FetchPartition]]]) -> None:
+def _refuse(request: Request, error_code: ErrorCode, body: FetchRequest) -> None:
     """Refuse the whole request, with the same error for each of its partitions."""
-    header = request.header
     request.reply.count_error(error_code)
     responses = [
-        (name, [_error(ReadResult(), wanted, error_code) for wanted in partitions]) for name, partitions in topics
+        (name, [_error(ReadResult(), wanted, error_code) for wanted in partitions]) for name, partitions in body.topics
     ]
-    request.reply.send(fetch.encode_response(header.version, header.correlation_id, responses, error_code=error_code))
+    request.reply.send(_encoded(request, body, responses, error_code=error_code))
+
+
+def _encoded(
+    request: Request, body: FetchRequest, responses: Sequence[TopicResponse], *, error_code: int = 0
+) -> list[bytes]:
+    """Encode the response without its records. From version 13 on topics have ids, and unknown ones come last."""
+    header = request.header
+    if header.version < fetch.IDS_FROM:
+        return fetch.encode_response(header.version, header.correlation_id, responses, error_code=error_code)
+    by_id: list[fetch.TopicResponse] = [(body.topic_ids[name], partitions) for name, partitions in responses]
+    for topic_id, partitions in body.unknown:
+        by_id.append((topic_id, [_error(ReadResult(), wanted, ErrorCode.unknown_topic_id) for wanted in partitions]))
+    return fetch.encode_response(header.version, header.correlation_id, by_id, error_code=error_code)
 
 
 def _error(result: ReadResult, wanted: FetchPartition, error_code: ErrorCode) -> PartitionResponse:

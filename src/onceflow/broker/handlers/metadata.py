@@ -49,7 +49,7 @@ def handle_api_versions(node: Node, request: Request) -> None:
         return
     served = APIS if node.cluster is None else CLUSTER_APIS
     api_keys = [
-        {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.version_max}
+        {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.advertised_max}
         for api in served.values()
     ]
     response = request.encoded(error_code=ErrorCode.none, api_keys=api_keys)

@@ -115,6 +115,11 @@ class Topics:
         self._by_metric_name: dict[str, str] = {}
         self._make_uuid = make_uuid
 
+    def name_of(self, topic_id: uuid.UUID) -> str | None:
+        """Return the name of the topic with an id, None for an unknown id."""
+        topic = self.by_id.get(topic_id)
+        return None if topic is None else topic.name
+
     def deleted_names(self) -> set[str]:
         """Return the names of topics that were deleted and not created again."""
         return set(self.removed.values()) - self.by_name.keys()
