@@ -71,7 +71,8 @@ def test_a_failing_response_closes_one_connection(
 def test_a_failing_watcher_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     partition = Partition("t", 0, None)  # type: ignore[arg-type]
     seen: list[int] = []
-    partition.watchers |= {lambda _: seen.append(1), lambda _: seen.append(1 // 0), lambda _: seen.append(1)}
+    wakers = (lambda _: seen.append(1), lambda _: seen.append(1 // 0), lambda _: seen.append(1))
+    partition.watchers.update(dict.fromkeys(wakers))
     partition.wake()
     assert seen == [1, 1]
     assert "ZeroDivisionError" in caplog.text

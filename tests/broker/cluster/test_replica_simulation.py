@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.cluster.simulation.world import run_seed
+from tests.broker.cluster.simulation.world import run_seed, run_world
 from tests.campaigns import RecordProperty, tell
 
 STEPS = 300
@@ -43,6 +43,13 @@ def test_replicas_keep_acknowledged_records(tmp_path: Path) -> None:
         "writes of former controllers",
     )
     assert all(counts[name] for name in seldom), counts
+
+
+@pytest.mark.parametrize("seed", [7, 18])
+def test_a_seed_repeats_its_run(tmp_path: Path, seed: int) -> None:
+    """Followers were once woken in the order of a set."""
+    ends = {run_world(tmp_path / str(number), seed, STEPS).chance.random() for number in range(3)}
+    assert len(ends) == 1
 
 
 @pytest.mark.campaign

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from onceflow.broker.cluster.peer import Connect, Limits, Peer, connect_plaintext
 from onceflow.broker.config import Endpoint
 from onceflow.broker.storage.group_commit import GroupCommit
-from onceflow.broker.storage.partitions import Partition, Place, Watcher
+from onceflow.broker.storage.partitions import Partition, Place, Watchers
 from onceflow.log.epochs import NO_EPOCH
 from onceflow.log.errors import LogError
 from onceflow.log.partition import PartitionLog
@@ -82,7 +82,7 @@ class Following:
         self.retry_at = 0.0
         """Time of the loop before which it is not fetched, after an error."""
         self.is_truncating = False
-        self.watchers: set[Watcher] = set()
+        self.watchers: Watchers = {}
         """None: a follower serves no others."""
         self.removed: Callable[[], None] | None = None
         """Called when a truncation has ended after the partition was removed."""

@@ -14,7 +14,7 @@ from uuid import UUID
 from onceflow.broker.cluster.fetcher import Fetchers, Following
 from onceflow.broker.cluster.replicas import Lag, LeaderState, PartitionState
 from onceflow.broker.loop.deferred import DeferredCalls
-from onceflow.broker.storage.partitions import Partition, Place, Watcher
+from onceflow.broker.storage.partitions import Partition, Place, Watchers
 from onceflow.log.clock import Clock
 from onceflow.wire.errors import ErrorCode
 
@@ -68,7 +68,7 @@ class Led:
         self.state = state
         self.partition = partition
         self.topic_id = topic_id
-        self.watchers: set[Watcher] = set()
+        self.watchers: Watchers = {}
         """Fetches of followers that wait for more records."""
         self._replication = replication
         self._is_waking = False

@@ -22,7 +22,7 @@ from onceflow.broker.network.reply import Piece
 from onceflow.broker.network.request import Request, close_unless_responded
 from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access
-from onceflow.broker.storage.partitions import Partition, Watcher
+from onceflow.broker.storage.partitions import Partition, Watchers
 from onceflow.log.epochs import EpochEnd
 from onceflow.log.errors import LogError
 from onceflow.log.segment import Slice
@@ -142,7 +142,7 @@ class PendingFetch:
             for wanted in partitions:
                 partition = self._partition(topic, wanted.partition)
                 if partition is not None:
-                    self._watchers_of(partition).add(watcher)
+                    self._watchers_of(partition)[watcher] = None
                     self._watched[partition] = wanted
         self._node.parked_fetches.add(self, len(self._watched))
 
@@ -164,7 +164,7 @@ class PendingFetch:
         nodes = self._node.cluster.view.nodes(self._request.endpoint.listener)
         return led.preferred_replica(self._rack, offset, {broker_id: rack for broker_id, _address, rack in nodes})
 
-    def _watchers_of(self, partition: Partition) -> set[Watcher]:
+    def _watchers_of(self, partition: Partition) -> Watchers:
         """Return the fetches that are woken by what this one waits for: any record, or a visible one."""
         if self._body.replica_id < 0 or partition.replica is None:
             return partition.watchers
@@ -265,7 +265,7 @@ class PendingFetch:
         self._node.parked_fetches.remove(self)
         watcher = self._on_moved
         for partition in self._watched:
-            self._watchers_of(partition).discard(watcher)
+            self._watchers_of(partition).pop(watcher, None)
         self._watched.clear()
 
     def _read_all(self) -> ReadResult:

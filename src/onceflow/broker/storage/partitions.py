@@ -23,6 +23,8 @@ LOGS_PER_CLOSING_THREAD = 64
 Synced = Callable[[ErrorCode], None]
 Watcher = Callable[["Partition"], None]
 """Called with the partition that has new visible records."""
+Watchers = dict[Watcher, None]
+"""Watchers in the order in which they came."""
 
 
 class Replica(Protocol):
@@ -44,7 +46,7 @@ class Replica(Protocol):
         """Return the error for a record that all in-sync replicas have."""
 
     @property
-    def watchers(self) -> "set[Watcher]":
+    def watchers(self) -> "Watchers":
         """Fetches of followers, which wait for any record in the log."""
 
     @property
@@ -78,7 +80,7 @@ class Partition:
         """Epoch of the partition's leader, which the controller of a cluster increases."""
         self.replica: Replica | None = None
         """The other replicas, if there are or may be some: the high watermark waits for them."""
-        self.watchers: set[Watcher] = set()
+        self.watchers: Watchers = {}
         self._waiting: deque[tuple[int, Synced]] = deque()
         self._waiting_for_disk: deque[tuple[int, Synced]] = deque()
 

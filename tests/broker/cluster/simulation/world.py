@@ -427,6 +427,11 @@ def records_of(data: bytes) -> dict[int, bytes | None]:
 
 def run_seed(root: Path, seed: int, steps: int) -> Counter[str]:
     """Run one seed; return how often what happened. Raises AssertionError with the seed."""
+    return run_world(root, seed, steps).counts
+
+
+def run_world(root: Path, seed: int, steps: int) -> World:
+    """Run one seed; return its end. Raises AssertionError with the seed."""
     world: World | None = None
 
     async def connect(_host: str, port: int) -> Any:
@@ -449,4 +454,4 @@ def run_seed(root: Path, seed: int, steps: int) -> Counter[str]:
                 world.close()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error!r}") from error
-    return world.counts
+    return world
