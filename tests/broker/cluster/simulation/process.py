@@ -138,6 +138,7 @@ class Process:
         )
         self.node = ANYTHING(
             partitions=self.partitions,
+            topics=ANYTHING(name_of=lambda _topic_id: TOPIC),
             config=ANYTHING(fetch_bytes_max=1000, request_partitions_max=100),
             throttling=ANYTHING(quotas=ANYTHING(counts=False)),
             parked_fetches=ParkedFetches(1000),
