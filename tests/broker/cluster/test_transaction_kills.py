@@ -1,6 +1,8 @@
 """Brokers killed while they coordinate transactions or lead their partitions: each transaction is whole, and once."""
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from onceflow.broker.topics.internal import partition_of
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from onceflow.testing import BrokerProcess
+from tests.broker.cluster import copier
 from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.copier import COPY, INPUT
 from tests.campaigns import RecordProperty
 
 BROKERS = (1, 2, 3)
@@ -26,14 +30,10 @@ TRANSACTIONAL_IDS = ("ann", "anna")
 SEED = 20261126
 KILLS = 30
 COMMITS_BETWEEN = 10
-INPUT = "input"
-COPY = "copy"
-"""Transactional id and group of the copier."""
-COPIED_AT_ONCE = 10
 COPIED_BETWEEN = 60
-OFFSETS_SENT_WITHIN_SECONDS = 10
-"""librdkafka 2.16 does not ask for another group coordinator after Metadata has dropped the one that it knows, and
-sending the offsets never ends (its issue 5511). The copier then starts again."""
+HANG_SECONDS = 15
+"""librdkafka 2.16 does not ask for another group coordinator after Metadata has dropped the one that it knows, and its
+transaction never ends (its issue 5511). kafka-python 3.0.12 drops a request that it cannot send to the coordinator."""
 ABORTED_EVERY = 5
 
 
@@ -108,65 +108,60 @@ class Writer:
         assert not self._thread.is_alive()
 
 
-class Copier:
-    """Copies a topic in transactions that include its group's offsets; after an error it continues from these."""
+class Copies:
+    """A copier in a process of its own, which continues from the committed offsets after an error or a kill."""
 
     def __init__(self, bootstrap: str) -> None:
         self.copied = 0
         """Number of records up to the last committed offsets."""
         self.restarts = 0
+        self.hangs = 0
         self._bootstrap = bootstrap
-        self._stop = threading.Event()
-        # A test that fails ends although a call of the client does not.
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._is_stopped = False
+        self._progress_s = 0.0
+        self._process = self._new_process()
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._copy()
-            except KafkaException:
-                self.restarts += 1
-
-    def _copy(self) -> None:
-        """Copy until the stop. Raises KafkaException."""
-        settings = {"bootstrap.servers": self._bootstrap, "reconnect.backoff.max.ms": 500}
-        producer = Producer({**settings, "transactional.id": COPY, "linger.ms": 0})
-        producer.init_transactions(60)
-        consumer = Consumer(
-            {**settings, "group.id": COPY, "enable.auto.commit": False, "isolation.level": "read_committed"}
+    def _new_process(self) -> subprocess.Popen[str]:
+        self._progress_s = time.monotonic()
+        return subprocess.Popen(
+            [sys.executable, "-m", copier.__name__, self._bootstrap],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
-        try:
-            places = [TopicPartition(INPUT, partition) for partition in range(PARTITIONS)]
-            starts = [
-                TopicPartition(INPUT, place.partition, max(place.offset, 0))
-                for place in consumer.committed(places, timeout=60)
-            ]
-            consumer.assign(starts)
-            self.copied = sum(start.offset for start in starts)
-            while not self._stop.is_set():
-                messages = consumer.consume(COPIED_AT_ONCE, 0.1)
-                if errors := [error for message in messages if (error := message.error()) is not None]:
-                    raise KafkaException(errors[0])
-                if messages:
-                    self._copy_some(producer, consumer, messages)
-                    self.copied += len(messages)
-        finally:
-            consumer.close()
 
-    def _copy_some(self, producer: Producer, consumer: Consumer, messages: list[Any]) -> None:
-        producer.begin_transaction()
-        offsets: dict[int, int] = {}
-        for message in messages:
-            producer.produce(TOPIC, message.value(), partition=message.partition())
-            offsets[message.partition()] = message.offset() + 1
-        positions = [TopicPartition(INPUT, partition, offset) for partition, offset in offsets.items()]
-        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), OFFSETS_SENT_WITHIN_SECONDS)
-        producer.commit_transaction(60)
+    def _run(self) -> None:
+        while True:
+            with self._process as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if int(line) != self.copied:
+                        self.copied, self._progress_s = int(line), time.monotonic()
+            if self._is_stopped:
+                return
+            self.restarts += 1
+            self._process = self._new_process()
+
+    def await_count(self, tree: Tree, count: int) -> None:
+        """Wait until that number of records is copied; kill a process that hangs."""
+
+        def is_copied() -> bool:
+            if self.copied < count and time.monotonic() - self._progress_s > HANG_SECONDS:
+                self.hangs += 1
+                self._progress_s = time.monotonic()
+                self._process.kill()
+            return self.copied >= count
+
+        tree.await_that(is_copied)
 
     def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(150)
+        """End the process and wait for it."""
+        self._is_stopped = True
+        self._process.kill()
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -348,25 +343,27 @@ def copy_while_brokers_die(tree: Tree, directory: Path, kills: int, seed: int) -
         for created in admin.create_topics([NewTopic(name, PARTITIONS, 3) for name in (TOPIC, INPUT)]).values():
             created.result(30)
         source = Input(cluster.bootstrap)
-        copier = Copier(cluster.bootstrap)
+        copies = Copies(cluster.bootstrap)
 
         def copy_more() -> None:
             source.add(COPIED_BETWEEN)
-            tree.await_that(lambda: copier.copied >= source.count)
+            copies.await_count(tree, source.count)
 
-        copy_more()
-        for _ in range(kills):
-            source.add(COPIED_BETWEEN)
-            (victim,) = cluster.victims_of_copy(chance)
-            cluster.kill(victim)
+        try:
             copy_more()
-            cluster.start(victim)
-            cluster.await_replicas()
-        copy_more()
-        copier.stop()
+            for _ in range(kills):
+                source.add(COPIED_BETWEEN)
+                (victim,) = cluster.victims_of_copy(chance)
+                cluster.kill(victim)
+                copy_more()
+                cluster.start(victim)
+                cluster.await_replicas()
+            copy_more()
+        finally:
+            copies.stop()
         for partition, expected in enumerate(source.values):
             assert read_committed(cluster.bootstrap, partition) == expected
-        return {"records": source.count, "restarts": copier.restarts}
+        return {"records": source.count, "restarts": copies.restarts, "hangs": copies.hangs}
 
 
 @pytest.mark.campaign
