@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from onceflow.broker.config import BrokerConfig as BrokerConfig
 from onceflow.broker.groups.requests import GroupRequests, Settled
@@ -19,7 +19,6 @@ from onceflow.broker.network.response_cache import ResponseCache
 from onceflow.broker.network.throttling import Throttling
 from onceflow.broker.security.acls import Acls
 from onceflow.broker.security.authorizer import FULL_ACCESS, Access, Authorizer
-from onceflow.broker.security.client_quotas import ClientQuotas
 from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
@@ -27,7 +26,7 @@ from onceflow.broker.storage.parked_fetches import ParkedFetches
 from onceflow.broker.storage.partitions import Partition, Partitions, close_all
 from onceflow.broker.storage.record_checks import RecordChecks
 from onceflow.broker.storage.state_log import StateLog
-from onceflow.broker.topics.internal import new_internal_topic, partition_of
+from onceflow.broker.topics.internal import new_internal_topic
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
@@ -40,7 +39,7 @@ from onceflow.broker.transactions.requests import Transactions
 from onceflow.broker.transactions.shards import TransactionShards
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
-from onceflow.log.directory import DataDirectory, new_id
+from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import Disk, RealDisk
 from onceflow.log.reserve import ReservedDisk
 from onceflow.remedies import Remedy
@@ -48,36 +47,12 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.known_produce import KnownRequests
 
 if TYPE_CHECKING:
-    from onceflow.broker.cluster.forwarding import TopicForwarder
-    from onceflow.broker.cluster.leaving import Leaving
-    from onceflow.broker.cluster.member import Member
-    from onceflow.broker.cluster.metadata import RegistryMetadata
+    from onceflow.broker.cluster.joining import Cluster, Joining
     from onceflow.broker.cluster.participants import ClusterParticipants
     from onceflow.broker.cluster.registry import Registry
-    from onceflow.broker.cluster.replication import Replication
     from onceflow.broker.cluster.session import Session
-    from onceflow.broker.cluster.verification import Verifications
-    from onceflow.broker.cluster.view import ClusterView
 
 logger = logging.getLogger(__name__)
-
-
-class Cluster(NamedTuple):
-    """The parts of a broker on ZooKeeper that know the other brokers."""
-
-    view: "ClusterView"
-    member: "Member"
-    metadata: "RegistryMetadata"
-    forwarder: "TopicForwarder"
-    leaving: "Leaving"
-    replication: "Replication"
-    participants: "ClusterParticipants"
-    verifications: "Verifications"
-
-    def forget_dead(self) -> None:
-        """End the requests to brokers that are not alive any more; called often."""
-        self.participants.forget_dead()
-        self.verifications.forget_dead()
 
 
 class UnfinishedDeletion(OnceflowError):
@@ -132,17 +107,21 @@ class Node:
         self.authorizer = self._new_authorizer()
         self.credentials = Credentials()
         self.throttling = Throttling(config, clock)
-        self.cluster: Cluster | None = None
-        """The other brokers, if this one is on ZooKeeper."""
-        self.metadata = self._open_metadata(registry)
+        state = SecurityState(self.acls, self.credentials, self.throttling.quotas)
+        joining = None if registry is None else self._join(registry, state)
+        self.metadata: MetadataStore = self.open_log(self.topics, state) if joining is None else joining.metadata
         self.logs.open_topics(self.topics, hosted_by=None if registry is None else self.node_id)
         self.group_shards = self._open_groups()
-        view = None if registry is None else self._new_view()
-        self.participants = self._new_participants(view)
+        local = LocalParticipants(self.partitions, self.group_commit, self.group_shards.at, self.metadata.when_synced)
+        self.participants: LocalParticipants | ClusterParticipants = local
+        if joining is not None:
+            self.participants = joining.add_participants(local)
         self.transactions = self._open_transactions()
         self.topic_operations = self._new_topic_operations()
-        if view is not None:
-            self._join_cluster(view)
+        self.cluster: Cluster | None = None
+        """The other brokers, if this one is on ZooKeeper."""
+        if joining is not None:
+            self.cluster = joining.join(self.group_shards.delete_offsets_of_topics)
 
     @classmethod
     def open(
@@ -160,17 +139,13 @@ class Node:
         Raises DataDirectoryRefused, OSError, and for a broker on ZooKeeper ZooKeeperUnavailable, RegistrationRefused,
         SeveralBrokers, DamagedNode, ModuleNotFoundError.
         """
-        registry = None
+        registry, cluster_id = None, config.cluster_id
         if config.zookeeper_connect is not None:
-            registry = _open_registry(config, clock or SystemClock(), session)
+            from onceflow.broker.cluster.joining import register
+
+            # Before the data directory is touched: a refused broker must not leave one of this cluster.
+            registry, cluster_id = register(config, clock or SystemClock(), disk or RealDisk(), session)
         try:
-            cluster_id = config.cluster_id
-            if registry is not None:
-                own_id = DataDirectory.cluster_id_in(config.data, disk or RealDisk())
-                cluster_id = registry.cluster_id(cluster_id, lambda: own_id or new_id())
-                # Before the data directory is touched: a refused broker must not leave one of this cluster.
-                advertised = [config.advertised_for(own) for own in config.listeners]
-                registry.join(advertised, config.listener_protocols, config.rack)
             reserved = ReservedDisk(disk or RealDisk(), config.data, config.reserve_bytes)
             directory = DataDirectory.open(config.data, disk=reserved, node_id=config.node_id, cluster_id=cluster_id)
             try:
@@ -185,101 +160,13 @@ class Node:
                 registry.close()
             raise
 
-    def _new_view(self) -> "ClusterView":
-        from onceflow.broker.cluster.metadata import RegistryMetadata
-        from onceflow.broker.cluster.view import ClusterView
+    def _join(self, registry: "Registry", state: SecurityState) -> "Joining":
+        from onceflow.broker.cluster.joining import Joining
 
-        assert isinstance(self.metadata, RegistryMetadata)
-        return ClusterView(self.metadata.others)
+        return Joining(self, registry, state)
 
-    def _new_participants(self, view: "ClusterView | None") -> "LocalParticipants | ClusterParticipants":
-        local = LocalParticipants(self.partitions, self.group_commit, self.group_shards.at, self.metadata.when_synced)
-        if view is None:
-            return local
-        from onceflow.broker.cluster.metadata import RegistryMetadata
-        from onceflow.broker.cluster.participants import ClusterParticipants
-
-        assert isinstance(self.metadata, RegistryMetadata)
-        return ClusterParticipants(self.node_id, local, self.partitions, view, self.metadata, self._has_topic_partition)
-
-    def _join_cluster(self, view: "ClusterView") -> None:
-        """Obey the controller, or be the controller, from now on."""
-        from onceflow.broker.cluster.forwarding import TopicForwarder
-        from onceflow.broker.cluster.leaving import Attempts, Leaving
-        from onceflow.broker.cluster.member import Member
-        from onceflow.broker.cluster.metadata import RegistryMetadata
-        from onceflow.broker.cluster.participants import ClusterParticipants
-        from onceflow.broker.cluster.to_controller import ToController
-        from onceflow.broker.cluster.verification import Verifications
-
-        assert isinstance(self.metadata, RegistryMetadata)
-        assert isinstance(self.participants, ClusterParticipants)
-        replication = self._new_replication(view, self.metadata)
-        member = Member(
-            self.node_id,
-            view,
-            self.topics,
-            self.partitions,
-            self.topic_operations,
-            self.metadata,
-            replication,
-            self.group_shards.delete_offsets_of_topics,
-        )
-        attempts = Attempts(self.config.controlled_shutdown_retries, self.config.controlled_shutdown_pause_ms / 1000)
-        leaving = Leaving(self.node_id, view, ToController(view, str(self.node_id)), self.metadata, attempts)
-        forwarder = TopicForwarder(ToController(view, str(self.node_id)))
-        verifications = Verifications(self.node_id, view, self._transaction_coordinator)
-        self.cluster = Cluster(
-            view, member, self.metadata, forwarder, leaving, replication, self.participants, verifications
-        )
-        self.partitions.is_elsewhere = self._has_topic_partition
-        self.metadata.connect(member.deliver, member.when_idle)
-
-    def _transaction_coordinator(self, transactional_id: str) -> int:
-        """Return the broker that coordinates a transactional id, -1 if it is unknown."""
-        assert self.cluster is not None
-        index = partition_of(transactional_id, self.state_partition_count(TRANSACTION_STATE_TOPIC))
-        state = self.cluster.view.state(TRANSACTION_STATE_TOPIC, index)
-        return -1 if state is None else state.leader
-
-    def _new_replication(self, view: "ClusterView", metadata: "RegistryMetadata") -> "Replication":
-        from onceflow.broker.cluster.controller_client import ControllerClient
-        from onceflow.broker.cluster.fetcher import Fetchers, FetchLimits
-        from onceflow.broker.cluster.replicas import Lag
-        from onceflow.broker.cluster.replication import Replication
-        from onceflow.broker.cluster.to_controller import ToController
-
-        fetchers = Fetchers(
-            self.node_id,
-            FetchLimits(
-                self.config.replica_fetchers,
-                self.config.replica_fetch_wait_max_ms,
-                self.config.replica_fetch_bytes_min,
-                self.config.replica_fetch_bytes_max,
-                self.config.replica_fetch_response_bytes_max,
-                self.config.replica_fetch_backoff_ms,
-                self.config.replica_socket_timeout_ms,
-            ),
-            group_commit=self.group_commit,
-            thread=self.housekeeping_thread,
-            address_of=view.inter_broker_address,
-            connect=view.connect,
-            advance_start=self.housekeeping.delete_records,
-            lower_high_watermark=lambda place, offset: self.directory.high_watermarks.replace({place: offset}),
-            is_busy=lambda partition: self.housekeeping.cleaner.compacting is partition,
-        )
-        return Replication(
-            self.node_id,
-            fetchers,
-            lag=Lag(self.config.replica_lag_time_max_ms, self.config.replica_lag_messages_max),
-            clock=self.clock,
-            deferred=self.deferred,
-            is_alive=lambda broker_id: broker_id in view.brokers,
-            stored_high_watermark=self.directory.high_watermarks.get,
-            controller=ControllerClient(self.node_id, ToController(view, f"broker-{self.node_id}"), metadata),
-        )
-
-    def _has_topic_partition(self, topic: str, index: int) -> bool:
+    def topic_has_partition(self, topic: str, index: int) -> bool:
+        """Return whether a topic is known and has the partition, on whatever broker."""
         known = self.topics.by_name.get(topic)
         return known is not None and 0 <= index < known.partition_count
 
@@ -313,47 +200,10 @@ class Node:
         else:
             settled(ErrorCode.none)
 
-    def _open_metadata(self, registry: "Registry | None") -> MetadataStore:
-        """Read the topics from the log of this broker, or from ZooKeeper."""
-        state = SecurityState(self.acls, self.credentials, self.throttling.quotas)
-        if registry is None:
-            return self._open_log(self.topics, state)
-        from onceflow.broker.cluster.inter_broker import InterBroker
-        from onceflow.broker.cluster.metadata import RegistryMetadata
-        from onceflow.broker.cluster.security import RegistrySecurity
-
-        metadata = RegistryMetadata(
-            registry,
-            self.topics,
-            RegistrySecurity(registry, state, has_acls=self.authorizer is not None),
-            InterBroker(self.config),
-            clock=self.clock,
-            delete_topics=self.config.delete_topics,
-            unclean_default=self.config.log.unclean_leader_election,
-            on_lost=self._lose_registry,
-            on_removed=lambda name: self.topic_operations.forget(name),
-        )
-        metadata.sync()
-        if self.logs.has_metadata:
-            self._move(metadata, state)
-        return metadata
-
-    def _open_log(self, topics: Topics, security: SecurityState) -> MetadataLog:
+    def open_log(self, topics: Topics, security: SecurityState) -> MetadataLog:
+        """Read the metadata log of a broker without a cluster into `topics` and `security`."""
         log = self.logs.open_metadata()
         return MetadataLog(log, topics, security, clock=self.clock, group_commit=self.group_commit, disk=self.disk)
-
-    def _move(self, metadata: "RegistryMetadata", state: SecurityState) -> None:
-        """Move what the data directory has of a broker alone to ZooKeeper."""
-        from onceflow.broker.cluster.moving import check_move, move
-
-        own = Topics(self.node_id, self.topics.partition_count_default, self.topics.partitions_max)
-        security = SecurityState(Acls(), Credentials(), ClientQuotas())
-        (partition,) = self._open_log(own, security).partitions
-        check_move(self.directory.path, own, security, self.topics, metadata)
-        move(self.node_id, own, security, self.topics, state, metadata)
-        partition.log.close()
-        self.logs.delete_metadata(own.deleted_names())
-        logger.info("%d topics of this broker are in ZooKeeper now", len(own.by_name))
 
     def _new_authorizer(self) -> Authorizer | None:
         """Return the configured authorizer; without one every request is allowed."""
@@ -475,7 +325,7 @@ class Node:
         )
         self._fail_partitions(FileNotFoundError(errno.ENOENT, "the data directory is not at its path", str(path)))
 
-    def _lose_registry(self, error: OnceflowError) -> None:
+    def lose_registry(self, error: OnceflowError) -> None:
         """Serve nothing any more: another broker may lead this one's partitions."""
         if not self.is_lost:
             self.is_lost = True
@@ -516,30 +366,6 @@ class Node:
             self.metadata.close()
             self.directory.close(clean=clean)
         return clean
-
-
-def _open_registry(config: BrokerConfig, clock: Clock, session: "Session | None") -> "Registry":
-    """Connect to the registry. Blocks.
-
-    Raises ZooKeeperUnavailable, InvalidTls, and ModuleNotFoundError without the packages for a cluster.
-    """
-    from onceflow.broker.cluster.inter_broker import InterBroker
-    from onceflow.broker.cluster.registry import Registry
-
-    # Certificates that cannot be used stop the start before the broker is registered.
-    InterBroker(config)
-    if session is None:
-        from onceflow.broker.cluster.zookeeper import ZooKeeper
-        from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
-
-        assert config.zookeeper_connect is not None
-        session = ZooKeeper(
-            config.zookeeper_connect,
-            session_timeout_ms=config.zookeeper_session_timeout_ms,
-            connection_timeout_ms=config.zookeeper_connection_timeout_ms,
-            security=ZooKeeperSecurity(config),
-        )
-    return Registry.open(session, config.node_id, clock)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from onceflow.testing.faults import Fault, Faults
 from onceflow.testing.in_process import Broker, BrokerNotUsable, Setting
 
 if TYPE_CHECKING:
-    from onceflow.broker.node import Cluster as Members
+    from onceflow.broker.cluster.joining import Cluster as Members
     from onceflow.broker.server import Broker as Server
     from onceflow.testing.registry import MemoryRegistry, MemorySession
     from onceflow.wire.inter_broker import UpdateMetadataPartition

@@ -12,7 +12,7 @@ from onceflow.broker.config import Endpoint
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
 from onceflow.broker.loop.background import reporting_failure, run_in_thread
 from onceflow.broker.network.request import Request
-from onceflow.broker.node import Cluster, Node
+from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import cluster_operations
 from onceflow.broker.storage.partitions import Partition, Place
 from onceflow.wire import apis
@@ -20,6 +20,7 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.primitives import INT16, INT32, INT64, append_count, append_string
 
 if TYPE_CHECKING:
+    from onceflow.broker.cluster.joining import Cluster
     from onceflow.broker.cluster.state import Replicas
 
 BROKER_ENDPOINT = 1
@@ -260,7 +261,7 @@ def handle_elect_leaders(node: Node, request: Request) -> None:
     )
 
 
-def _elect_in_cluster(node: Node, cluster: Cluster, request: Request, body: Any, *, unclean: bool) -> None:
+def _elect_in_cluster(node: Node, cluster: "Cluster", request: Request, body: Any, *, unclean: bool) -> None:
     """Let the controller elect; a request for all partitions leaves out those that need no election."""
     is_for_all = body.topic_partitions is None
     places = [(topic.topic, index) for topic in body.topic_partitions or () for index in topic.partitions]

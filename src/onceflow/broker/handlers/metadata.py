@@ -13,7 +13,7 @@ from onceflow.broker.handlers.quotas import mutation_charge
 from onceflow.broker.handlers.sliced_responses import Element, respond_in_slices
 from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import cache_key
-from onceflow.broker.node import Cluster, Node
+from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access, cluster_operations
 from onceflow.broker.topics.operations import Created
 from onceflow.broker.topics.topics import INTERNAL_TOPICS, NewTopic, Topic, is_legal_name
@@ -23,6 +23,7 @@ from onceflow.wire.apis import APIS, CLUSTER_APIS
 from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from onceflow.broker.cluster.joining import Cluster
     from onceflow.broker.cluster.view import ClusterView
 
 ALL_TOPICS_IS_EMPTY_BEFORE = 1
@@ -193,7 +194,7 @@ def _respond(node: Node, request: Request, body: Any, topics: Sequence[Topic | b
     respond_in_slices(request, head, entries(), tail)
 
 
-def _entry_in_cluster(cluster: Cluster, request: Request, topic: Topic, operations: int) -> Element:
+def _entry_in_cluster(cluster: "Cluster", request: Request, topic: Topic, operations: int) -> Element:
     """Encode a topic with the leaders that the controller has named (ZkMetadataCache.getPartitionMetadata)."""
     reachable = {broker_id for broker_id, _address, _rack in cluster.view.nodes(request.endpoint.listener)}
     partitions = [
