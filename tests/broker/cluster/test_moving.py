@@ -7,6 +7,8 @@ from unittest.mock import patch
 import pytest
 
 from onceflow.broker.cluster.metadata import RegistryMetadata
+from onceflow.broker.security.client_quotas import CLIENT_ID, PRODUCER_BYTE_RATE, USER
+from onceflow.broker.settings.authorization import STANDARD_AUTHORIZER
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.records import MetadataRecord
 from onceflow.log.errors import DataDirectoryRefused
@@ -16,8 +18,12 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
+from tests.broker.cluster.test_security import SETTINGS, acl, acls_of, create, node_of, shown
 from tests.broker.groups.raw_group import RawGroup
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
+from tests.broker.security.test_quotas import alter as alter_quotas
+from tests.broker.security.test_sasl import alter as alter_users
+from tests.broker.security.test_sasl import upsertion
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
 NONE = ErrorCode.none
@@ -89,8 +95,7 @@ def test_open_transaction_continues_in_a_cluster(new_broker: NewBroker, tree: Tr
             tree.await_that(lambda: group.offsets() == {("clicks", 0): (7, 0)})
 
 
-def fail_after_one(record: Any) -> Any:
-    left = 1
+def fail_after(left: int, record: Any) -> Any:
 
     def fail(metadata: RegistryMetadata, records: list[MetadataRecord], **options: Any) -> None:
         nonlocal left
@@ -105,7 +110,7 @@ def fail_after_one(record: Any) -> Any:
 def test_interrupted_move_is_completed(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
     """Between two topics, then before the log is deleted."""
     last_producer_id = fill(tmp_path)
-    record = fail_after_one(RegistryMetadata.record)
+    record = fail_after(1, RegistryMetadata.record)
     cut = OSError("the power is cut")
     with patch.object(RegistryMetadata, "record", record), pytest.raises(OSError, match="the power is cut"):
         new_broker(tmp_path).start()
@@ -113,6 +118,50 @@ def test_interrupted_move_is_completed(new_broker: NewBroker, tree: Tree, tmp_pa
         new_broker(tmp_path).start()
     with new_broker(tmp_path) as broker:
         check(broker, tree, tmp_path, last_producer_id)
+
+
+def secure(path: Path) -> tuple[Any, Any, Any]:
+    """Give a broker alone ACLs, a user and quotas; return them."""
+    settings = {"authorizer.class.name": STANDARD_AUTHORIZER, "allow.everyone.if.no.acl.found": "true"}
+    with Broker(path, settings=settings) as broker, connected(broker.bootstrap_servers) as client:
+        assert create(client, acl("visits", "User:ada"), acl("visits", "User:ben")) == [0, 0]
+        assert alter_users(client, upsertions=[upsertion("ada")]) == {"ada": (0, None)}
+        for entity in ([(USER, "ada")], [(USER, "ada"), (CLIENT_ID, None)]):
+            assert alter_quotas(client, entity, (PRODUCER_BYTE_RATE, 1000)) == (NONE, None)
+        return security_of(broker)
+
+
+def security_of(broker: Broker) -> tuple[Any, Any, Any]:
+    node = node_of(broker)
+    return acls_of(broker), dict(node.credentials.by_key), dict(node.throttling.quotas.by_entity)
+
+
+@pytest.mark.parametrize("records_before_a_cut", [None, 3, 5, 6])
+def test_security_moves_to_a_cluster(
+    new_broker: NewBroker, tree: Tree, tmp_path: Path, records_before_a_cut: int | None
+) -> None:
+    """A cut leaves the first ACL, the user or its first quota in ZooKeeper; two topics are before them."""
+    own = secure(tmp_path)
+    if records_before_a_cut is not None:
+        record = fail_after(records_before_a_cut, RegistryMetadata.record)
+        with patch.object(RegistryMetadata, "record", record), pytest.raises(OSError, match="the power is cut"):
+            new_broker(tmp_path, **SETTINGS).start()
+    with new_broker(tmp_path, **SETTINGS) as broker:
+        assert security_of(broker) == own
+    assert sorted(tree.json("/kafka-acl/Topic/visits")["acls"], key=str) == [shown("User:ada"), shown("User:ben")]
+    of_ada = tree.json("/config/users/ada")["config"]
+    assert (of_ada.keys(), of_ada[PRODUCER_BYTE_RATE]) == ({"SCRAM-SHA-256", PRODUCER_BYTE_RATE}, "1000")
+    assert tree.json("/config/users/ada/clients/<default>")["config"] == {PRODUCER_BYTE_RATE: "1000"}
+    with new_broker(tmp_path, **SETTINGS) as broker:
+        assert security_of(broker) == own
+
+
+def test_acls_need_an_authorizer_to_move(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    secure(tmp_path)
+    with pytest.raises(DataDirectoryRefused, match=r"its ACLs need authorizer\.class\.name"):
+        new_broker(tmp_path).start()
+    assert not tree.exists("/config/users/ada")
+    assert (tmp_path / "__cluster_metadata-0").exists()
 
 
 @pytest.mark.remedy(Remedy.OTHER_DATA)
