@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 from onceflow.testing import Broker
 from onceflow.wire import apis
@@ -70,6 +71,13 @@ class Tree:
 
     def exists(self, path: str) -> bool:
         return self.client.exists(self.chroot + path) is not None
+
+    def controller(self) -> int | None:
+        """Return the controller's id; its node may go between two requests."""
+        try:
+            return int(self.json("/controller")["brokerid"])
+        except NoNodeError:
+            return None
 
     def children(self, path: str) -> list[str]:
         return sorted(self.client.get_children(self.chroot + path))

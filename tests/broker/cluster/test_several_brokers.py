@@ -103,7 +103,7 @@ def test_another_controller_is_elected(brokers: Brokers, tree: Tree) -> None:
     values = [b"%03d" % number for number in range(60)]
     send(brokers.bootstrap, "clicks", values)
     brokers.stop(1)
-    tree.await_that(lambda: tree.exists("/controller") and tree.json("/controller")["brokerid"] in (2, 3))
+    tree.await_that(lambda: tree.controller() in (2, 3))
     assert tree.text("/controller_epoch") == "2"
     for broker_id in (2, 3):
         tree.await_that(lambda broker_id=broker_id: brokers.controller(broker_id) in (2, 3))  # type: ignore[misc]
@@ -311,7 +311,7 @@ def test_a_deposed_controller_drops_its_decisions(
         link.cut()
         wanted = [{"topic": "clicks", "partitions": [0]}]
         client.send(apis.ELECT_LEADERS, 1, election_type=0, topic_partitions=wanted, timeout=milliseconds(1000))
-        tree.await_that(lambda: tree.exists("/controller") and tree.json("/controller")["brokerid"] == 2)
+        tree.await_that(lambda: tree.controller() == 2)
         link.open()
         (topic,) = client.receive(apis.ELECT_LEADERS, 1).replica_election_results
         assert topic.partition_result[0].error_code == ErrorCode.not_controller
