@@ -126,7 +126,8 @@ def secure(path: Path) -> tuple[Any, Any, Any]:
     with Broker(path, settings=settings) as broker, connected(broker.bootstrap_servers) as client:
         assert create(client, acl("visits", "User:ada"), acl("visits", "User:ben")) == [0, 0]
         assert alter_users(client, upsertions=[upsertion("ada")]) == {"ada": (0, None)}
-        for entity in ([(USER, "ada")], [(USER, "ada"), (CLIENT_ID, None)]):
+        of_ada: list[tuple[str, str | None]] = [(USER, "ada")]
+        for entity in (of_ada, [*of_ada, (CLIENT_ID, None)]):
             assert alter_quotas(client, entity, (PRODUCER_BYTE_RATE, 1000)) == (NONE, None)
         return security_of(broker)
 

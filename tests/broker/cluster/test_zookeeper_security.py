@@ -22,6 +22,7 @@ from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
 from tests.broker.raw_client import connected
 from tests.broker.security.test_sasl import alter as alter_users
 from tests.broker.security.test_sasl import upsertion
+from tests.cli.kafka.test_credentials import listed, run
 from tests.client.tls import Authority
 
 CONFIG = """\
@@ -103,6 +104,25 @@ def test_only_the_brokers_change_nodes(
     with pytest.raises(ZooKeeperRefused, match="ACLs do not allow this broker's user") as refused:
         ConfiguredBroker(tmp_path / "other", settings_of(secured, authority, zookeeper_digest="eve:hush")).start()
     assert "hush" not in str(refused.value)
+
+
+def test_a_first_user_is_secret(secured: str, authority: Authority, tmp_path: Path) -> None:
+    """It is stored with the security of a broker's settings, as by a broker."""
+    settings = settings_of(secured, authority, zookeeper_connect=f"{secured}/fresh", log_dirs="data")
+    file = tmp_path / "server.properties"
+    file.touch(0o600)
+    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    place = ("--zookeeper", f"{secured}/fresh", "--zookeeper-config", str(file))
+    assert run("add", "ada", *place, "--password-file", "-", given="x\n").exit_code == 0
+    assert [user for user, _mechanism, _iterations in listed(*place)] == ["ada", "ada"]
+    stranger: Any = KazooClient(secured, use_ssl=True, ca=str(authority.trusted), timeout=20)
+    stranger.start(20)
+    try:
+        with pytest.raises(NoAuthError):
+            stranger.get("/fresh/config/users/ada")
+    finally:
+        stranger.stop()
+        stranger.close()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

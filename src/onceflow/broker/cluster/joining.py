@@ -22,7 +22,6 @@ from onceflow.broker.cluster.to_controller import ToController
 from onceflow.broker.cluster.verification import Verifications
 from onceflow.broker.cluster.view import ClusterView
 from onceflow.broker.cluster.zookeeper import ZooKeeper
-from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.work_thread import WorkThread
@@ -116,15 +115,7 @@ def register(config: BrokerConfig, clock: Clock, disk: Disk, session: Session | 
 def _open_registry(config: BrokerConfig, clock: Clock, session: Session | None) -> Registry:
     # Certificates that cannot be used stop the start before the broker is registered.
     InterBroker(config)
-    if session is None:
-        assert config.zookeeper_connect is not None
-        session = ZooKeeper(
-            config.zookeeper_connect,
-            session_timeout_ms=config.zookeeper_session_timeout_ms,
-            connection_timeout_ms=config.zookeeper_connection_timeout_ms,
-            security=ZooKeeperSecurity(config),
-        )
-    return Registry.open(session, config.node_id, clock)
+    return Registry.open(ZooKeeper.of(config) if session is None else session, config.node_id, clock)
 
 
 class Joining:

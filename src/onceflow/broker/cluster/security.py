@@ -41,6 +41,8 @@ from onceflow.wire.scram import BY_NUMBER, MECHANISMS
 logger = logging.getLogger(__name__)
 
 Config = Mapping[str, str]
+ConfigChanges = dict[str, dict[str, str | None]]
+"""Changed values of entities' nodes by path; None removes a value."""
 OnDamaged = Callable[[OnceflowError], None]
 
 
@@ -201,7 +203,7 @@ class RegistrySecurity:
         """Replay changes, and return the steps that write them. Raises TooManyAcls."""
         added: dict[AclPattern, set[AclBinding]] = {}
         removed: dict[AclPattern, set[AclBinding]] = {}
-        changes: dict[str, dict[str, str | None]] = {}
+        changes: ConfigChanges = {}
         for record in records:
             match record:
                 case AclRecord(_, binding):
@@ -212,10 +214,8 @@ class RegistrySecurity:
                 case ClientQuotaRecord(entity, key, value):
                     text = None if value is None else stored.quota_text(key, value)
                     changes.setdefault(stored.entity_path(entity), {})[key] = text
-                case UserScramRecord(key, credential):
-                    _of_user(changes, key)[BY_NUMBER[key.mechanism].name] = stored.credential_text(credential)
-                case RemoveUserScramRecord(key):
-                    _of_user(changes, key)[BY_NUMBER[key.mechanism].name] = None
+                case UserScramRecord() | RemoveUserScramRecord():
+                    add_user_change(changes, record)
         for pattern, bindings in added.items():
             present = self._acls.by_pattern.get(pattern, {}).values()
             if stored.acls_bytes((*present, *bindings)) > stored.VALUE_BYTES_MAX:
@@ -226,7 +226,7 @@ class RegistrySecurity:
             partial(_merged_acls, pattern, added.get(pattern, set()), removed.get(pattern, set()), self._known(pattern))
             for pattern in dict.fromkeys((*added, *removed))
         ]
-        merges += [partial(_merged_config, path, of_entity) for path, of_entity in changes.items()]
+        merges += [partial(merged_config, path, of_entity) for path, of_entity in changes.items()]
         return [partial(self._registry.merge, merge) for merge in merges]
 
     def can_store_acls_of(self, name: str) -> bool:
@@ -241,8 +241,11 @@ class RegistrySecurity:
         return frozenset(self._acls.by_pattern.get(pattern, {}).values())
 
 
-def _of_user(changes: dict[str, dict[str, str | None]], key: CredentialKey) -> dict[str, str | None]:
-    return changes.setdefault(stored.entity_path(frozenset(((USER, key.user),))), {})
+def add_user_change(changes: ConfigChanges, record: UserScramRecord | RemoveUserScramRecord) -> None:
+    """Add the change of a credential, or its removal, to those of entities' nodes."""
+    path = stored.entity_path(frozenset(((USER, record.key.user),)))
+    text = stored.credential_text(record.credential) if isinstance(record, UserScramRecord) else None
+    changes.setdefault(path, {})[BY_NUMBER[record.key.mechanism].name] = text
 
 
 def _all_patterns(zookeeper: Session) -> list[AclPattern]:
@@ -301,7 +304,7 @@ def _merged_acls(
     return [*_write(path, stored.acls_value(sorted(wanted)), node), stored.acls_notice(pattern)]
 
 
-def _merged_config(path: str, changes: Mapping[str, str | None], zookeeper: Session) -> Write | None:
+def merged_config(path: str, changes: Mapping[str, str | None], zookeeper: Session) -> Write | None:
     """Return the write after which an entity's node has the changed values (AdminZkClient.changeEntityConfig)."""
     node = zookeeper.read(stored.config_path(path))
     try:

@@ -39,6 +39,7 @@ from onceflow.broker.cluster.session import (
     StoredNode,
 )
 from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
+from onceflow.broker.config import BrokerConfig
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
@@ -88,6 +89,17 @@ class ZooKeeper:
         self.on_new_session: Callable[[], None] | None = None
         """Called in kazoo's thread when a new session replaced an expired one."""
         self._is_session_lost = False
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> "ZooKeeper":
+        """Prepare the session that the settings `zookeeper.*` name. Raises InvalidZooKeeperTls."""
+        assert config.zookeeper_connect is not None
+        return cls(
+            config.zookeeper_connect,
+            session_timeout_ms=config.zookeeper_session_timeout_ms,
+            connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+            security=ZooKeeperSecurity(config),
+        )
 
     def _acl_of(self, path: str) -> list[Any] | None:
         return None if self._security is None else self._security.acl_of(path)

@@ -58,6 +58,8 @@ class Outcome:
 
 
 Changes = Mapping[CredentialKey, Credential | None]
+Users = list[tuple[str, str, int]]
+"""User, mechanism and iterations of each credential."""
 """Credentials to store, or to delete for None."""
 
 
@@ -116,6 +118,12 @@ class Credentials:
                 outcomes[user] = Outcome(user, ErrorCode.duplicate_resource, message)
         accepted = {key: change for key, change in changes.items() if not outcomes[key.user].error_code}
         return accepted, list(outcomes.values())
+
+    def users(self) -> Users:
+        """Return all credentials without their keys."""
+        return sorted(
+            (key.user, BY_NUMBER[key.mechanism].name, credential.iterations) for key, credential in self.by_key.items()
+        )
 
     def _check_deletion(self, deletion: CredentialKey) -> Outcome:
         outcome = _check_key(deletion)

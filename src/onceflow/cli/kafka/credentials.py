@@ -2,8 +2,10 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,18 +17,77 @@ from onceflow.errors import OnceflowError
 from onceflow.private_files import MODE, is_exposed
 from onceflow.wire.scram import BY_NAME, ITERATIONS_MAX, ITERATIONS_MIN
 
+if TYPE_CHECKING:
+    from onceflow.broker.offline import Store
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
 
 class PasswordFileOpen(OnceflowError):
     """A file with a password that other users of the machine can read."""
 
 
-data_option = click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIRECTORY",
-    help="Data directory of a broker that does not run, in place of --bootstrap; for a broker on its own, before its"
-    " first start too.",
-)
+def store_options(command: _Command) -> _Command:
+    """Add the options of where users are without a broker, as the parameter `store`."""
+    for option in (
+        click.option(
+            "--zookeeper-config",
+            type=click.Path(dir_okay=False, exists=True, path_type=Path),
+            is_eager=True,
+            expose_value=False,
+            callback=_remembered,
+            metavar="FILE",
+            help="The server.properties of a broker, with zookeeper.ssl.*, zookeeper.digest and zookeeper.set.acl, for"
+            " --zookeeper.",
+        ),
+        click.option(
+            "--zookeeper",
+            is_eager=True,
+            expose_value=False,
+            callback=_remembered,
+            metavar="HOST:PORT[,...][/CHROOT]",
+            help="ZooKeeper of a cluster, in place of --bootstrap; also before its first start.",
+        ),
+        click.option(
+            "--data",
+            "store",
+            type=click.Path(file_okay=False, path_type=Path),
+            callback=_store,
+            metavar="DIRECTORY",
+            help="Data directory of a broker that does not run, in place of --bootstrap; for a broker on its own, also"
+            " before its first start.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _remembered(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    context.meta[f"{__name__}.{parameter.name}"] = value
+
+
+def _store(context: click.Context, parameter: click.Parameter, data: Path | None) -> "Store | None":
+    """Return where the users are, None for a running broker."""
+    zookeeper, file = (context.meta.get(f"{__name__}.{name}") for name in ("zookeeper", "zookeeper_config"))
+    if file is not None and zookeeper is None:
+        raise click.UsageError("--zookeeper-config has no effect without --zookeeper")
+    if zookeeper is not None and data is not None:
+        raise click.UsageError("specify either --data or --zookeeper")
+    if zookeeper is None and data is None:
+        return None
+    from onceflow.broker import offline
+    from onceflow.broker.settings.kinds import SettingRefused
+    from onceflow.broker.settings.sources import Source, from_file, resolve
+
+    if data is not None:
+        return partial(offline.in_directory, data)
+    place = Source({"zookeeper.connect": str(zookeeper), "log.dirs": "."})
+    try:
+        return partial(offline.in_zookeeper, resolve(*([] if file is None else [from_file(file)]), place).config)
+    except SettingRefused as error:
+        raise click.UsageError(str(error)) from error
+
+
 mechanism_option = click.option(
     "--mechanism",
     "mechanisms",
@@ -64,7 +125,7 @@ def credential() -> None:
     type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
     help="File whose first line is the password; - is standard input. Without it, the command asks for the password.",
 )
-@data_option
+@store_options
 @bootstrap_option
 @json_option
 def add(
@@ -72,7 +133,7 @@ def add(
     mechanisms: Sequence[str],
     iterations: int,
     password_file: Path | None,
-    data: Path | None,
+    store: "Store | None",
     bootstrap: str,
     as_json: bool,
 ) -> None:
@@ -84,12 +145,13 @@ def add(
     \b
     Example:
       onceflow credential add ada --data ./broker --password-file ada.password
+      onceflow credential add broker --zookeeper zookeeper.example:2181/kafka
     """
     password = _password(password_file)
-    if data is not None:
+    if store is not None:
         from onceflow.broker import offline
 
-        offline.set_password(data, user, password, mechanisms, iterations)
+        offline.set_password(store, user, password, mechanisms, iterations)
     else:
         from onceflow.client import credentials
 
@@ -99,10 +161,10 @@ def add(
 
 
 @credential.command("list")
-@data_option
+@store_options
 @bootstrap_option
 @json_option
-def list_credentials(data: Path | None, bootstrap: str, as_json: bool) -> None:
+def list_credentials(store: "Store | None", bootstrap: str, as_json: bool) -> None:
     """List the users with their mechanisms.
 
     \b
@@ -110,10 +172,8 @@ def list_credentials(data: Path | None, bootstrap: str, as_json: bool) -> None:
       onceflow credential list --json
     """
     users: Sequence[tuple[str, str, int]]
-    if data is not None:
-        from onceflow.broker import offline
-
-        users = offline.list_users(data)
+    if store is not None:
+        users = store(())
     else:
         from onceflow.client import credentials
 
@@ -130,20 +190,20 @@ def list_credentials(data: Path | None, bootstrap: str, as_json: bool) -> None:
 @credential.command()
 @click.argument("user", callback=not_empty)
 @mechanism_option
-@data_option
+@store_options
 @bootstrap_option
 @json_option
-def remove(user: str, mechanisms: Sequence[str], data: Path | None, bootstrap: str, as_json: bool) -> None:
+def remove(user: str, mechanisms: Sequence[str], store: "Store | None", bootstrap: str, as_json: bool) -> None:
     """Remove a user. Its open connections stay authenticated.
 
     \b
     Example:
       onceflow credential remove ada
     """
-    if data is not None:
+    if store is not None:
         from onceflow.broker import offline
 
-        offline.remove_user(data, user, mechanisms)
+        offline.remove_user(store, user, mechanisms)
     else:
         from onceflow.client import credentials
 
