@@ -12,6 +12,8 @@ from onceflow.clicks.ingest.traffic import collector
 from onceflow.clicks.run_metrics import RunMetrics
 from onceflow.client.cluster import Cluster
 from onceflow.metrics_server import registry_of
+from onceflow.mirror.metrics import collector as mirror_collector
+from onceflow.mirror.progress import Progress
 from tests.broker.groups.raw_group import RawGroup
 from tests.broker.metrics.metered_broker import MeteredBroker
 from tests.broker.raw_client import batch_of, connected
@@ -54,6 +56,11 @@ def of_serve(bootstrap: str, topic: str) -> Scraped:
         return Scraped(generate_latest(registry_of(collector(server.endpoint))).decode())
 
 
+def of_mirror(topic: str) -> Scraped:
+    progress = Progress(lag={(topic, 0): 1})
+    return Scraped(generate_latest(registry_of(mirror_collector(progress))).decode())
+
+
 def of_dashboard(bootstrap: str, topic: str, redis_url: str) -> Scraped:
     counted = Counted(redis_url, f"clicks::{topic}", topic)
     counted.micro_batch({("ann", "iOS"): 1}, bad={"no-uid": 1})
@@ -75,6 +82,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, bootstrap: str, redis_ser
         of_broker(tmp_path_factory.mktemp("data") / "broker"),
         of_run(bootstrap, topic),
         of_serve(bootstrap, topic),
+        of_mirror(topic),
         of_dashboard(bootstrap, topic, redis_server.url),
     )
     metrics: Exported = {name: set() for one in scrapes for name in one.names if name.startswith("onceflow_")}

@@ -17,6 +17,7 @@ CHAINS = (
     ("dashboard", "clicks", "http_server"),
     ("dashboard", "clicks", "listening"),
     ("dashboard", "clicks", "metrics_server", "listening"),
+    ("mirror", "client", "wire"),
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
     ("broker", "metrics_server", "listening"),

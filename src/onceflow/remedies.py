@@ -236,6 +236,15 @@ class Remedy(StrEnum):
     LOWER_TIMEOUT = "lower transaction_timeout_ms to the broker's transaction.max.timeout.ms"
     RAISE_MAX_TIMEOUT = "raise transaction.max.timeout.ms"
 
+    # A mirror
+
+    ACCEPT_MIRROR_LOSS = "accept the loss with --accept-data-loss"
+    DELETE_TARGET_TOPIC = "delete that topic"
+    APPEND_TO_TARGET = "mirror behind them with --append"
+    OTHER_MIRROR_NAME = "give one of them another --name"
+    KEEP_TIMESTAMPS = "set it with 'onceflow config set {topic} message.timestamp.type=CreateTime'"
+    OTHER_CLUSTER = "specify another cluster with --to"
+
     # Output in Parquet
 
     OTHER_OUTPUT = "use another output directory"

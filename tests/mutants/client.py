@@ -87,8 +87,8 @@ MUTANTS = (
     ),
     Mutant(
         "client/transactional.py",
-        "        self._next_sequence[target] = (first + len(records)) % SEQUENCE_COUNT",
-        "        self._next_sequence[target] = first + len(records) - 1",
+        "            self._next_sequence[target] = (self._next_sequence.get(target, 0) + count) % SEQUENCE_COUNT",
+        "            self._next_sequence[target] = self._next_sequence.get(target, 0) + count - 1",
         _TRANSACTIONAL + "test_many_batches_keep_their_order",
     ),
     Mutant(

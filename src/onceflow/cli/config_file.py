@@ -11,7 +11,7 @@ names (`onceflow.client.security`), as in a `client.properties` of Kafka's tools
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -43,24 +43,31 @@ def use(path: Path | None) -> None:
     chosen = path or default_path()
     if path is None and not chosen.exists():
         return
-    from onceflow.broker.settings.properties import parse_properties
     from onceflow.client import security
 
-    try:
-        given = parse_properties(chosen.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"cannot read the configuration file {chosen}: {error}") from error
-    for name in given:
-        if name not in ADDRESSES and name not in security.NAMES:
-            near = difflib.get_close_matches(name, (*ADDRESSES, *security.NAMES), 1)
-            names = f"{', '.join(ADDRESSES)} and Kafka's TLS and SASL settings"
-            others = f"did you mean {near[0]}?" if near else f"it can have {names}"
-            remedy = security.kafka_name_hint(name) or others
-            # Without its value, which may be a password.
-            raise click.UsageError(f"{chosen}: unknown setting {name}; {remedy}")
-    if _has_secret(given) and is_exposed(chosen):
-        raise click.UsageError(f"{chosen} has a password, and every user of this machine can read it; {MODE}")
+    given = read(chosen, tuple(ADDRESSES))
     kafka = {name: value for name, value in given.items() if name in security.NAMES}
     context = click.get_current_context()
     secured.use_from_file(context, kafka)
     options.use_addresses(context, {ADDRESSES[name]: value for name, value in given.items() if name in ADDRESSES})
+
+
+def read(path: Path, others: Sequence[str] = ()) -> dict[str, str]:
+    """Return a file's settings: Kafka's TLS and SASL settings, and those in `others`. Raises click.UsageError."""
+    from onceflow.broker.settings.properties import parse_properties
+    from onceflow.client import security
+
+    try:
+        given = parse_properties(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"cannot read the configuration file {path}: {error}") from error
+    for name in given:
+        if name not in others and name not in security.NAMES:
+            near = difflib.get_close_matches(name, (*others, *security.NAMES), 1)
+            names = " and ".join([*([", ".join(others)] if others else []), "Kafka's TLS and SASL settings"])
+            hint = f"did you mean {near[0]}?" if near else f"it can have {names}"
+            # Without its value, which may be a password.
+            raise click.UsageError(f"{path}: unknown setting {name}; {security.kafka_name_hint(name) or hint}")
+    if _has_secret(given) and is_exposed(path):
+        raise click.UsageError(f"{path} has a password, and every user of this machine can read it; {MODE}")
+    return given

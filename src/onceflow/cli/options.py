@@ -51,14 +51,6 @@ def to_address(context: click.Context, parameter: click.Parameter, value: str) -
         raise click.BadParameter(str(error)) from error
 
 
-def _checked_bootstrap(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    try:
-        parse_bootstrap(value)
-    except InvalidAddress as error:
-        raise click.BadParameter(str(error)) from error
-    return value
-
-
 def to_settings(texts: Sequence[str], hint: str, example: str = "retention.ms=3600000") -> dict[str, str]:
     """Return `NAME=VALUE` texts as a mapping. Raises click.BadParameter."""
     settings: dict[str, str] = {}
@@ -79,9 +71,9 @@ def _checked_security(context: click.Context, parameter: click.Parameter, values
         raise click.BadParameter(str(error), param_hint="-X or --config-file") from error
 
 
-def bootstrap_option(command: _Command) -> _Command:
-    """Add `--bootstrap`, the address of any Kafka broker, and -X, its TLS and SASL settings."""
-    command = click.option(
+def security_option(command: _Command) -> _Command:
+    """Add -X, Kafka's TLS and SASL settings."""
+    return click.option(
         "-X",
         multiple=True,
         callback=_checked_security,
@@ -90,17 +82,30 @@ def bootstrap_option(command: _Command) -> _Command:
         help="Kafka TLS or SASL setting, such as security.protocol=SASL_SSL; may be repeated. Put passwords into the "
         "configuration file (see 'onceflow --help'), where the process list does not show them.",
     )(command)
+
+
+def checked_bootstrap(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Check the address of a cluster, as the callback of an option."""
+    try:
+        parse_bootstrap(value)
+    except InvalidAddress as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+def bootstrap_option(command: _Command) -> _Command:
+    """Add `--bootstrap`, the address of any Kafka broker, and -X, its TLS and SASL settings."""
     return click.option(
         "--bootstrap",
         cls=AddressOption,
-        callback=_checked_bootstrap,
+        callback=checked_bootstrap,
         metavar="HOST:PORT[,...]",
         default=BOOTSTRAP_DEFAULT,
         envvar="ONCEFLOW_BOOTSTRAP",
         show_default=True,
         show_envvar=True,
         help="Address of 'onceflow broker' or of any Apache Kafka broker. One broker of a cluster is enough.",
-    )(command)
+    )(security_option(command))
 
 
 def refuse_together(names: Sequence[str], message: str) -> None:

@@ -1,13 +1,19 @@
 """A Kafka cluster for readers and administrators: topics, offsets, fetches, group offsets."""
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
 from onceflow.client import requests
+from onceflow.client.connection import Connection
 from onceflow.client.errors import (
+    BrokerUnreachable,
+    ClientError,
+    ConnectionLost,
+    CoordinatorUnavailable,
     LeaderUnavailable,
     OffsetOutOfRange,
     RequestTimedOut,
@@ -18,7 +24,7 @@ from onceflow.client.metadata import NO_LEADER, TopicMetadata
 from onceflow.client.routing import PAUSE_MS_MAX, Router, check_group, refused
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.remedies import Remedy
-from onceflow.wire import apis
+from onceflow.wire import TopicPartition, apis
 from onceflow.wire import fetch as wire_fetch
 from onceflow.wire.errors import ErrorCode, error_name
 
@@ -30,7 +36,11 @@ MAX_TIMESTAMP = -3
 FETCH_BYTES = 8 * 1024 * 1024
 BATCH_BYTES_MAX = 64 * 1024 * 1024
 
+UNAVAILABLE = (BrokerUnreachable, ConnectionLost, CoordinatorUnavailable, LeaderUnavailable, RequestTimedOut)
+"""Errors while brokers restart or leaders change."""
+
 _T = TypeVar("_T")
+_Wanted = list[tuple[str, list[wire_fetch.FetchPartition]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,47 +309,130 @@ class Cluster:
                 fetched[partition] = self.fetch(topic, partition, offsets[partition], read_committed=read_committed)
         return fetched
 
+    def fetch_topics(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        *,
+        size_bytes_max: int = FETCH_BYTES,
+        wait_ms: int = 500,
+        read_committed: bool = True,
+    ) -> dict[TopicPartition, Fetched]:
+        """Return what `fetch` does for partitions of any topics and leaders, from one request to each leader at once.
+
+        `size_bytes_max` is for each leader, and the first partitions get it first. Partitions that cannot be read now
+        are left out; if that is all of them, it is retried. Raises OffsetOutOfRange, UnknownTopic, LeaderUnavailable.
+        """
+        return self.router.retry(partial(self._fetch_topics, offsets, size_bytes_max, wait_ms, read_committed))
+
+    def _fetch_topics(
+        self, offsets: Mapping[TopicPartition, int], size_bytes_max: int, wait_ms: int, read_committed: bool
+    ) -> dict[TopicPartition, Fetched]:
+        flights = []
+        fetched: dict[TopicPartition, Fetched] = {}
+        unavailable = _Unavailable(self.router)
+        try:
+            for leader, topics in self._by_leader(offsets, size_bytes_max, unavailable).items():
+                with unavailable.collecting(topics):
+                    connection = self.router.broker_connection(leader)
+                    request = _fetch_request(topics, size_bytes_max, wait_ms, read_committed)
+                    flights.append((connection, topics, connection.send(self._fetch_encoder(connection, request))))
+            while flights:
+                connection, topics, correlation_id = flights.pop(0)
+                with unavailable.collecting(topics):
+                    parse = partial(wire_fetch.parse_response, connection.version_of(apis.FETCH))
+                    response = connection.receive(correlation_id, parse)
+                    _check_partition(topics[0][0], topics[0][1][0].partition, response.error_code)
+                    for result in response.partitions:
+                        with unavailable.collecting([(result.topic, [])]):
+                            part = (result.topic, result.partition)
+                            fetched[part] = self._fetched(result, offsets[part], read_committed)
+        finally:
+            # A response that is no longer awaited would be taken for that of the next request.
+            for connection, _, _ in flights:
+                connection.close()
+        if unavailable.errors and not fetched:
+            raise unavailable.errors[0]
+        return fetched
+
+    def _by_leader(
+        self, offsets: Mapping[TopicPartition, int], size_bytes_max: int, unavailable: "_Unavailable"
+    ) -> dict[int, _Wanted]:
+        topics: dict[int, dict[str, list[wire_fetch.FetchPartition]]] = {}
+        for (topic, partition), offset in offsets.items():
+            with unavailable.collecting([(topic, [])]):
+                of_leader = topics.setdefault(self.router.leader(topic, partition), {})
+                wanted = wire_fetch.FetchPartition(partition, -1, offset, -1, size_bytes_max)
+                of_leader.setdefault(topic, []).append(wanted)
+        return {leader: list(wanted.items()) for leader, wanted in topics.items()}
+
     def _fetch_once(
         self, topic: str, wanted: Sequence[wire_fetch.FetchPartition], wait_ms: int, read_committed: bool
     ) -> dict[int, Fetched]:
         connection = self.router.leader_connection(topic, wanted[0].partition)
-        version = connection.version_of(apis.FETCH)
-        request = wire_fetch.FetchRequest(
-            replica_id=-1,
-            max_wait_ms=wait_ms,
-            min_bytes=1,
-            max_bytes=wanted[0].max_bytes,
-            isolation_level=wire_fetch.READ_COMMITTED if read_committed else wire_fetch.READ_UNCOMMITTED,
-            session_id=0,
-            session_epoch=-1,
-            topics=[(topic, list(wanted))],
-        )
+        request = _fetch_request([(topic, list(wanted))], wanted[0].max_bytes, wait_ms, read_committed)
         response = connection.exchange(
-            lambda correlation_id: wire_fetch.encode_request(version, correlation_id, self.client_id, request),
-            partial(wire_fetch.parse_response, version),
+            self._fetch_encoder(connection, request),
+            partial(wire_fetch.parse_response, connection.version_of(apis.FETCH)),
             extra_wait_ms=wait_ms,
         )
         _check_partition(topic, wanted[0].partition, response.error_code)
-        offsets = {part.partition: part for part in wanted}
-        fetched = {}
-        for result in response.partitions:
-            if result.error_code == ErrorCode.offset_out_of_range:
-                raise self._out_of_range(topic, offsets[result.partition], read_committed)
-            _check_partition(topic, result.partition, result.error_code)
-            fetched[result.partition] = Fetched(
-                records=result.records,
-                high_watermark=result.high_watermark,
-                last_stable_offset=result.last_stable_offset,
-                log_start_offset=result.log_start_offset,
-                aborted=tuple(result.aborted),
-            )
-        return fetched
+        offsets = {part.partition: part.fetch_offset for part in wanted}
+        return {
+            result.partition: self._fetched(result, offsets[result.partition], read_committed)
+            for result in response.partitions
+        }
 
-    def _out_of_range(self, topic: str, wanted: wire_fetch.FetchPartition, read_committed: bool) -> OffsetOutOfRange:
-        leader, partition = self.router.leader(topic, wanted.partition), wanted.partition
+    def _fetch_encoder(self, connection: Connection, request: wire_fetch.FetchRequest) -> Callable[[int], bytes]:
+        version = connection.version_of(apis.FETCH)
+        return lambda correlation_id: wire_fetch.encode_request(version, correlation_id, self.client_id, request)
+
+    def _fetched(self, result: wire_fetch.FetchedPartition, offset: int, read_committed: bool) -> Fetched:
+        if result.error_code == ErrorCode.offset_out_of_range:
+            raise self._out_of_range(result.topic, result.partition, offset, read_committed)
+        _check_partition(result.topic, result.partition, result.error_code)
+        return Fetched(
+            records=result.records,
+            high_watermark=result.high_watermark,
+            last_stable_offset=result.last_stable_offset,
+            log_start_offset=result.log_start_offset,
+            aborted=tuple(result.aborted),
+        )
+
+    def _out_of_range(self, topic: str, partition: int, offset: int, read_committed: bool) -> OffsetOutOfRange:
+        leader = self.router.leader(topic, partition)
         (start,) = self._list_offsets_at(leader, topic, {partition: EARLIEST}, read_committed).values()
         (end,) = self._list_offsets_at(leader, topic, {partition: LATEST}, read_committed).values()
-        return OffsetOutOfRange(topic, partition, wanted.fetch_offset, start.offset, end.offset)
+        return OffsetOutOfRange(topic, partition, offset, start.offset, end.offset)
+
+
+class _Unavailable:
+    """Errors of the topics that cannot be read now, whose leaders are looked up again."""
+
+    def __init__(self, router: Router) -> None:
+        self.errors: list[ClientError] = []
+        self._router = router
+
+    @contextlib.contextmanager
+    def collecting(self, topics: _Wanted) -> Iterator[None]:
+        try:
+            yield
+        except UNAVAILABLE as error:
+            self.errors.append(error)
+            for topic, _ in topics:
+                self._router.forget_topic(topic)
+
+
+def _fetch_request(topics: _Wanted, size_bytes_max: int, wait_ms: int, read_committed: bool) -> wire_fetch.FetchRequest:
+    return wire_fetch.FetchRequest(
+        replica_id=-1,
+        max_wait_ms=wait_ms,
+        min_bytes=1,
+        max_bytes=size_bytes_max,
+        isolation_level=wire_fetch.READ_COMMITTED if read_committed else wire_fetch.READ_UNCOMMITTED,
+        session_id=0,
+        session_epoch=-1,
+        topics=topics,
+    )
 
 
 def _has_whole_batch(records: memoryview) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from onceflow.client.cluster import EARLIEST, FETCH_BYTES, LATEST, Cluster, Fetched
 from onceflow.client.errors import OffsetOutOfRange, RequestTimedOut
 from onceflow.wire.batch import BatchHeader, Record, batches, decode_batch
+from onceflow.wire.markers import decode_marker
 
-ABORT_MARKER = 0
 _WAIT_MS = 500
 _FOLLOW_PAUSE_S = 0.1
 
@@ -98,7 +98,18 @@ def next_offset(fetched: Fetched, offset: int) -> int:
 
 
 def committed_records(fetched: Fetched, offset_begin: int, offset_end: int) -> Iterator[Record]:
-    """Yield one fetch's records within [offset_begin, offset_end), without markers and aborted transactions.
+    """Yield one fetch's records within [offset_begin, offset_end), without markers and aborted transactions."""
+    for position, header in committed_batches(fetched):
+        if header.base_offset >= offset_end:
+            return
+        if header.last_offset >= offset_begin:
+            for record in decode_batch(fetched.records, position):
+                if offset_begin <= record.offset < offset_end:
+                    yield record
+
+
+def committed_batches(fetched: Fetched) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) of one fetch's whole batches, without markers and aborted transactions.
 
     A producer's batches are aborted from the transaction's first offset to its abort marker (as in Kafka's
     CompletedFetch).
@@ -106,17 +117,13 @@ def committed_records(fetched: Fetched, offset_begin: int, offset_end: int) -> I
     waiting = sorted(fetched.aborted, key=lambda aborted: aborted[1])
     aborting: set[int] = set()
     for position, header in batches(fetched.records):
-        if header.base_offset >= offset_end:
-            return
         while waiting and waiting[0][1] <= header.last_offset:
             aborting.add(waiting.pop(0)[0])
         if header.is_control:
             if _is_abort_marker(fetched.records, position):
                 aborting.discard(header.producer_id)
-        elif not _is_aborted(header, aborting) and header.last_offset >= offset_begin:
-            for record in decode_batch(fetched.records, position):
-                if offset_begin <= record.offset < offset_end:
-                    yield record
+        elif not _is_aborted(header, aborting):
+            yield position, header
 
 
 def _is_aborted(header: BatchHeader, aborting: set[int]) -> bool:
@@ -124,6 +131,5 @@ def _is_aborted(header: BatchHeader, aborting: set[int]) -> bool:
 
 
 def _is_abort_marker(records: memoryview, position: int) -> bool:
-    # A control record's key is its version and its type, both int16.
-    key = decode_batch(records, position)[0].key
-    return key is not None and int.from_bytes(key[2:4], "big") == ABORT_MARKER
+    marker = decode_marker(records, position)
+    return marker is not None and not marker.commit

@@ -7,11 +7,13 @@ transaction to transaction.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from typing import Any, Self
+
+from typing_extensions import Buffer
 
 from onceflow.client import requests
 from onceflow.client.cluster import Cluster
@@ -26,7 +28,7 @@ from onceflow.client.requests import TRANSACTION, Build, ProducerIdentity
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition, apis, produce
-from onceflow.wire.batch import Record, encode_batch
+from onceflow.wire.batch import Record, encode_batch, patch_offset, patch_producer, read_header
 from onceflow.wire.codecs import Codec
 from onceflow.wire.errors import ErrorCode, error_name
 from onceflow.wire.murmur2 import partition_for_key
@@ -251,6 +253,16 @@ class TransactionalProducer:
         for code in requests.offset_codes(response):
             self._check(code)
 
+    def send_batches(self, batches: Mapping[TopicPartition, bytearray]) -> dict[TopicPartition, int]:
+        """Send one encoded batch to each of these partitions; return the offset of its first record.
+
+        The batches are changed in place: they get this producer, its sequences and the transactional attribute, and
+        keep everything else, compressed records included. Their records must have consecutive offsets.
+        """
+        self._require(State.OPEN)
+        with self._failing():
+            return self._send_encoded(batches)
+
     def flush(self) -> None:
         """Send the buffered records and wait for their acknowledgement; they are invisible until the commit."""
         self._require(State.OPEN)
@@ -289,32 +301,57 @@ class TransactionalProducer:
     def _send_buffer(self, target: TopicPartition) -> None:
         records = self._buffers.pop(target)
         del self._buffered_bytes[target]
-        first = self._next_sequence.get(target, 0)
         with self._failing():
-            self._add(target)
-            batch = encode_batch(
-                records,
-                codec=self._codec,
+            self._send_encoded({target: encode_batch(records, codec=self._codec)})
+
+    def _send_encoded(self, batches: Mapping[TopicPartition, bytearray]) -> dict[TopicPartition, int]:
+        """Write this producer into the batches and send them; return their base offsets."""
+        self._add(batches)
+        counts = {}
+        for target, batch in batches.items():
+            patch_offset(batch, 0, 0, -1)
+            counts[target] = read_header(batch).record_count
+            patch_producer(
+                batch,
                 producer_id=self.producer_id,
                 producer_epoch=self.epoch,
-                base_sequence=first,
+                base_sequence=self._next_sequence.get(target, 0),
                 transactional=True,
             )
-            self._router.retry(partial(self._produce, target, batch))
-        self._next_sequence[target] = (first + len(records)) % SEQUENCE_COUNT
+        base_offsets: dict[TopicPartition, int] = {}
+        self._router.retry(partial(self._produce, dict(batches), base_offsets))
+        for target, count in counts.items():
+            self._next_sequence[target] = (self._next_sequence.get(target, 0) + count) % SEQUENCE_COUNT
+        return base_offsets
 
-    def _add(self, target: TopicPartition) -> None:
-        if target in self._added:
-            return
-        build = requests.add_partitions_to_txn(self._identity(), [target])
-        self._ask(apis.ADD_PARTITIONS_TO_TXN, build, requests.added_codes)
-        self._added.add(target)
+    def _add(self, targets: Iterable[TopicPartition]) -> None:
+        new = [target for target in targets if target not in self._added]
+        if new:
+            build = requests.add_partitions_to_txn(self._identity(), new)
+            self._ask(apis.ADD_PARTITIONS_TO_TXN, build, requests.added_codes)
+            self._added.update(new)
 
-    def _produce(self, target: TopicPartition, batch: bytearray) -> None:
-        topic, partition_index = target
-        connection = self._router.leader_connection(topic, partition_index)
+    def _produce(self, waiting: dict[TopicPartition, bytearray], base_offsets: dict[TopicPartition, int]) -> None:
+        """Send the waiting batches, one request to each leader; move those acknowledged to `base_offsets`."""
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for target in waiting:
+            by_leader.setdefault(self._router.leader(*target), []).append(target)
+        for leader, targets in by_leader.items():
+            for topic, partitions in self._request_produce(leader, {target: waiting[target] for target in targets}):
+                for result in partitions:
+                    self._check_produced(topic, result)
+                    del waiting[topic, result.partition]
+                    base_offsets[topic, result.partition] = result.base_offset
+
+    def _request_produce(
+        self, leader: int, batches: Mapping[TopicPartition, bytearray]
+    ) -> list[tuple[str, list[produce.PartitionResponse]]]:
+        connection = self._router.broker_connection(leader)
         version = connection.version_of(apis.PRODUCE)
-        _correlation_id, topics, _throttle_ms = connection.exchange(
+        topics: dict[str, list[tuple[int, Buffer | None]]] = {}
+        for (topic, partition_index), batch in batches.items():
+            topics.setdefault(topic, []).append((partition_index, batch))
+        _correlation_id, responses, _throttle_ms = connection.exchange(
             lambda correlation_id: b"".join(
                 produce.encode_request(
                     version,
@@ -323,18 +360,21 @@ class TransactionalProducer:
                     transactional_id=self.transactional_id,
                     acks=-1,
                     timeout_ms=self._cluster.timeout_ms,
-                    topics=[(topic, [(partition_index, batch)])],
+                    topics=list(topics.items()),
                 )
             ),
             partial(produce.parse_response, version),
         )
-        result = topics[0][1][0]
+        return responses
+
+    def _check_produced(self, topic: str, result: produce.PartitionResponse) -> None:
         code = ErrorCode(result.error_code)
         if code.retriable and code not in _RETRIABLE:
             raise LeaderUnavailable(
-                f"{topic}-{partition_index} accepts no records now: {error_name(code)}; {Remedy.TRY_AGAIN}"
+                f"{topic}-{result.partition} accepts no records now: {error_name(code)}; {Remedy.TRY_AGAIN}"
             )
-        self._check(code, result.error_message)
+        message = f": {result.error_message}" if result.error_message else ""
+        self._check(code, f"{topic}-{result.partition}{message}")
 
     def _ask(self, api_key: int, build: Build, codes_of: Callable[[Any], Sequence[ErrorCode]] | None = None) -> Any:
         """Send a request to the transaction's coordinator; retry while the coordinator cannot respond yet."""
