@@ -21,6 +21,9 @@ CHAINS = (
     ("services", "broker", "log", "wire"),
     ("testing", "broker", "log", "wire"),
     ("broker", "metrics_server", "listening"),
+    ("dashboard", "clicks", "spark", "client", "zookeeper"),
+    ("services", "broker", "zookeeper"),
+    ("testing", "broker", "zookeeper"),
 )
 """A package may import the packages to its right in its chain, as in docs/architecture.md."""
 

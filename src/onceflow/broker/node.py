@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from onceflow.broker.cluster.joining import Cluster, Joining
     from onceflow.broker.cluster.participants import ClusterParticipants
     from onceflow.broker.cluster.registry import Registry
-    from onceflow.broker.cluster.session import Session
+    from onceflow.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 

@@ -52,8 +52,8 @@ from onceflow.wire.frames import (
 from onceflow.wire.known_produce import Known
 
 if TYPE_CHECKING:
-    from onceflow.broker.cluster.session import Session
     from onceflow.broker.metrics.exporter import Exporter
+    from onceflow.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 

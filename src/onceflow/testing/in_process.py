@@ -38,11 +38,11 @@ from onceflow.testing.secured import (
 
 if TYPE_CHECKING:
     from onceflow.broker import server
-    from onceflow.broker.cluster.session import Session
     from onceflow.broker.config import BrokerConfig
     from onceflow.broker.topics.operations import Created
     from onceflow.log.clock import Clock
     from onceflow.log.disk import Disk
+    from onceflow.zookeeper.session import Session
 
 HOST = "127.0.0.1"
 STOP_SECONDS_MAX = 60.0

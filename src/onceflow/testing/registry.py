@@ -1,6 +1,6 @@
 """Registry of a cluster for tests: ZooKeeper's tree of nodes in this process, with sessions, versions and watches.
 
-It replaces the server. Brokers use it through `broker.cluster.session`, as they use ZooKeeper: ephemeral nodes end with
+It replaces the server. Brokers use it through `zookeeper.session`, as they use ZooKeeper: ephemeral nodes end with
 their session, a watch fires once, a write of several operations is applied as a whole.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from onceflow.broker.cluster.session import (
+from onceflow.zookeeper.session import (
     ANY_VERSION,
     Check,
     Conflict,
@@ -162,7 +162,7 @@ def _fire(calls: Sequence[WatchCall]) -> None:
 
 
 class MemorySession:
-    """One session after another with a `MemoryRegistry` (`broker.cluster.session.Session`)."""
+    """One session after another with a `MemoryRegistry` (`zookeeper.session.Session`)."""
 
     def __init__(self, registry: MemoryRegistry) -> None:
         self._registry = registry

@@ -14,10 +14,10 @@ import pytest
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.notices import NOTICE_MS_MAX
 from onceflow.broker.cluster.watch import Seen, Watch
-from onceflow.broker.cluster.zookeeper import ZooKeeper
 from onceflow.log.clock import SystemClock
 from onceflow.testing import Broker, ManualClock
 from onceflow.wire import apis
+from onceflow.zookeeper.kazoo_session import ZooKeeper
 from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.cluster.zookeeper_process import Link
 from tests.broker.raw_client import batch_of, connected

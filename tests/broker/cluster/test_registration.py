@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 from onceflow.broker.cluster.registry import RegistrationRefused, Registry, Superseded
-from onceflow.broker.cluster.session import Create, Operation, OutcomeUnknown
-from onceflow.broker.cluster.zookeeper import ZooKeeper, ZooKeeperUnavailable
 from onceflow.broker.config import PROTOCOL_OF_NAME, Endpoint
 from onceflow.log.clock import SystemClock
 from onceflow.log.errors import DataDirectoryRefused
@@ -14,6 +12,8 @@ from onceflow.remedies import Remedy
 from onceflow.testing import Broker, BrokerProcess
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
+from onceflow.zookeeper.kazoo_session import ZooKeeper, ZooKeeperUnavailable
+from onceflow.zookeeper.session import Create, Operation, OutcomeUnknown
 from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.cluster.zookeeper_process import Link

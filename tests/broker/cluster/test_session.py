@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.cluster.session import (
+from onceflow.testing.registry import MemoryRegistry
+from onceflow.zookeeper.kazoo_session import ZooKeeper
+from onceflow.zookeeper.session import (
     Check,
     Conflict,
     Create,
@@ -17,8 +19,6 @@ from onceflow.broker.cluster.session import (
     Session,
     Set,
 )
-from onceflow.broker.cluster.zookeeper import ZooKeeper
-from onceflow.testing.registry import MemoryRegistry
 from tests.broker.cluster.conftest import Tree
 
 Open = Callable[[], Session]

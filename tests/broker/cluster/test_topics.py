@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker.cluster import registry, zookeeper
+from onceflow.broker.cluster import registry
 from onceflow.broker.cluster.nodes import DamagedNode
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.batch import decode_batch
+from onceflow.zookeeper import kazoo_session
 from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.raw_client import batch_of, connected, milliseconds
@@ -201,7 +202,7 @@ def test_many_partitions_take_several_writes(
 ) -> None:
     monkeypatch.setattr(registry, "OPERATIONS_IN_A_WRITE", 2)
     monkeypatch.setattr(registry, "DELETIONS_IN_A_WRITE", 3)
-    monkeypatch.setattr(zookeeper, "READS_AT_ONCE", 2)
+    monkeypatch.setattr(kazoo_session, "READS_AT_ONCE", 2)
     with new_broker() as broker:
         broker.create_topic("visits", 5)
         assert [tree.json(f"/brokers/topics/visits/partitions/{index}/state")["leader"] for index in range(5)] == [

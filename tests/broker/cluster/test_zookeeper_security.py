@@ -11,12 +11,12 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from onceflow import services
-from onceflow.broker.cluster.zookeeper import ZooKeeperRefused, ZooKeeperUnavailable
 from onceflow.broker.cluster.zookeeper_security import InvalidZooKeeperTls
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.sources import Source, resolve
 from onceflow.private_files import MODE
 from onceflow.wire import apis
+from onceflow.zookeeper.kazoo_session import ZooKeeperRefused, ZooKeeperUnavailable
 from tests.broker.cluster.configured_broker import ConfiguredBroker
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
 from tests.broker.raw_client import connected
@@ -101,7 +101,7 @@ def test_only_the_brokers_change_nodes(
             stranger.stop()
             stranger.close()
     assert "hush" not in caplog.text
-    with pytest.raises(ZooKeeperRefused, match="ACLs do not allow this broker's user") as refused:
+    with pytest.raises(ZooKeeperRefused, match="ACLs do not allow this user") as refused:
         ConfiguredBroker(tmp_path / "other", settings_of(secured, authority, zookeeper_digest="eve:hush")).start()
     assert "hush" not in str(refused.value)
 

@@ -13,12 +13,12 @@ from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.controller import AlteredPartition, Controller, Refusal
 from onceflow.broker.cluster.decision import Decision
 from onceflow.broker.cluster.registry import Registry
-from onceflow.broker.cluster.session import Delete
 from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.cluster.write_queue import WriteQueue
 from onceflow.broker.storage.partitions import Place
 from onceflow.broker.topics.topics import TopicRefused, Topics
 from onceflow.wire.errors import ErrorCode
+from onceflow.zookeeper.session import Delete
 
 logger = logging.getLogger(__name__)
 

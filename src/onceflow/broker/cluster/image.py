@@ -6,7 +6,6 @@ from typing import NamedTuple
 from uuid import UUID
 
 from onceflow.broker.cluster import nodes
-from onceflow.broker.cluster.session import Session, StoredNode
 from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.storage.partitions import Place
 from onceflow.broker.topics.configs import InvalidConfig, normalized
@@ -19,6 +18,7 @@ from onceflow.broker.topics.records import (
 from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics, is_legal_name
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.zookeeper.session import Session, StoredNode
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,10 @@ from onceflow.broker.cluster.registry import Registry
 from onceflow.broker.cluster.replicas import Lag
 from onceflow.broker.cluster.replication import Replication
 from onceflow.broker.cluster.security import RegistrySecurity
-from onceflow.broker.cluster.session import Session
 from onceflow.broker.cluster.to_controller import ToController
 from onceflow.broker.cluster.verification import Verifications
 from onceflow.broker.cluster.view import ClusterView
-from onceflow.broker.cluster.zookeeper import ZooKeeper
+from onceflow.broker.cluster.zookeeper_security import zookeeper_session
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.work_thread import WorkThread
@@ -42,6 +41,7 @@ from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
 from onceflow.log.directory import DataDirectory, new_id
 from onceflow.log.disk import Disk
+from onceflow.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def register(config: BrokerConfig, clock: Clock, disk: Disk, session: Session | 
 def _open_registry(config: BrokerConfig, clock: Clock, session: Session | None) -> Registry:
     # Certificates that cannot be used stop the start before the broker is registered.
     InterBroker(config)
-    return Registry.open(ZooKeeper.of(config) if session is None else session, config.node_id, clock)
+    return Registry.open(zookeeper_session(config) if session is None else session, config.node_id, clock)
 
 
 class Joining:

@@ -38,7 +38,6 @@ from onceflow.broker.cluster.peer import Others
 from onceflow.broker.cluster.producer_ids import ProducerIds
 from onceflow.broker.cluster.registry import Registry, RegistryClosed, Write
 from onceflow.broker.cluster.security import OnDamaged, RegistrySecurity
-from onceflow.broker.cluster.session import Delete
 from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.cluster.watch import Seen, Watch
 from onceflow.broker.cluster.write_queue import Step, WriteQueue, call
@@ -58,6 +57,7 @@ from onceflow.log.clock import Clock
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.inter_broker import LeaderAndIsrResponse, StopReplicaRequest
+from onceflow.zookeeper.session import Delete
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from uuid import UUID
 
 import msgspec
 
-from onceflow.broker.cluster.session import StoredNode
 from onceflow.broker.cluster.state import LiveBroker, Replicas, State
 from onceflow.broker.config import PLAINTEXT, PROTOCOLS, Endpoint
 from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import encode_uuid
 from onceflow.remedies import Remedy
+from onceflow.zookeeper.session import StoredNode
 
 BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from onceflow.broker.cluster.session import Conflict, Delete, Session
 from onceflow.log.clock import Clock
+from onceflow.zookeeper.session import Conflict, Delete, Session
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,12 @@ from typing import TypeVar
 
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.decision import Write as StateWrite
-from onceflow.broker.cluster.session import (
+from onceflow.broker.config import Endpoint
+from onceflow.broker.storage.partitions import Place
+from onceflow.errors import OnceflowError
+from onceflow.log.clock import Clock
+from onceflow.remedies import Remedy
+from onceflow.zookeeper.session import (
     Check,
     Conflict,
     Create,
@@ -33,11 +38,6 @@ from onceflow.broker.cluster.session import (
     Set,
     StoredNode,
 )
-from onceflow.broker.config import Endpoint
-from onceflow.broker.storage.partitions import Place
-from onceflow.errors import OnceflowError
-from onceflow.log.clock import Clock
-from onceflow.remedies import Remedy
 
 logger = logging.getLogger(__name__)
 

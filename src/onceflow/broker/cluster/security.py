@@ -18,7 +18,6 @@ from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster import security_nodes as stored
 from onceflow.broker.cluster.notices import Notices
 from onceflow.broker.cluster.registry import Registry, Write
-from onceflow.broker.cluster.session import Check, Create, Delete, Session, Set, StoredNode
 from onceflow.broker.cluster.write_queue import Step
 from onceflow.broker.security.client_quotas import USER
 from onceflow.broker.security.credentials import CredentialKey
@@ -37,6 +36,7 @@ from onceflow.log.errors import LogError
 from onceflow.wire.acls import AclBinding, AclPattern, PatternType
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.scram import BY_NUMBER, MECHANISMS
+from onceflow.zookeeper.session import Check, Create, Delete, Session, Set, StoredNode
 
 logger = logging.getLogger(__name__)
 

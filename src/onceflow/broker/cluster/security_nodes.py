@@ -12,12 +12,12 @@ from urllib.parse import quote, unquote_plus
 import msgspec
 
 from onceflow.broker.cluster import nodes
-from onceflow.broker.cluster.session import Create
 from onceflow.broker.security.acls import address_text
 from onceflow.broker.security.client_quotas import CLIENT_ID, IP, IP_QUOTA_KEYS, QUOTA_KEYS, USER, Entity
 from onceflow.broker.security.credentials import Credential
 from onceflow.wire.acls import AclBinding, AclOperation, AclPattern, AclPermission, PatternType, ResourceType
 from onceflow.wire.scram import Mechanism
+from onceflow.zookeeper.session import Create
 
 ACLS, PREFIXED_ACLS = "/kafka-acl", "/kafka-acl-extended/prefixed"
 ACL_CHANGES, PREFIXED_ACL_CHANGES = "/kafka-acl-changes", "/kafka-acl-extended-changes"

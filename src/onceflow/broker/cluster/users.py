@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from onceflow.broker.cluster import nodes, security_nodes
 from onceflow.broker.cluster.registry import ATTEMPTS_MAX, Registry
 from onceflow.broker.cluster.security import ConfigChanges, RegistrySecurity, add_user_change, merged_config
-from onceflow.broker.cluster.session import Conflict, Session
-from onceflow.broker.cluster.zookeeper import ZooKeeper
+from onceflow.broker.cluster.zookeeper_security import zookeeper_session
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.security.acls import Acls
 from onceflow.broker.security.client_quotas import ClientQuotas
@@ -19,6 +18,7 @@ from onceflow.broker.topics.records import RemoveUserScramRecord, UserScramRecor
 from onceflow.broker.topics.security_state import SecurityState
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import SystemClock
+from onceflow.zookeeper.session import Conflict, Session
 
 
 class InvalidUser(OnceflowError):
@@ -35,7 +35,7 @@ def change_users(config: BrokerConfig, records: Sequence[UserScramRecord | Remov
     Raises ZooKeeperUnavailable, ZooKeeperRefused, InvalidZooKeeperTls, InvalidUser, DamagedNode, OutcomeUnknown, and
     Conflict if other programs changed the user at each attempt.
     """
-    session = ZooKeeper.of(config)
+    session = zookeeper_session(config)
     session.open()
     try:
         if records:

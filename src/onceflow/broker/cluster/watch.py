@@ -17,10 +17,10 @@ from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.image import StoredTopic, read_topics
 from onceflow.broker.cluster.notices import Notices
 from onceflow.broker.cluster.security_nodes import entity_of
-from onceflow.broker.cluster.session import Session
 from onceflow.broker.cluster.state import LiveBroker
 from onceflow.broker.storage.partitions import Place
 from onceflow.log.clock import Clock
+from onceflow.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 

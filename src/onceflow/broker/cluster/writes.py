@@ -10,9 +10,9 @@ from uuid import UUID
 from onceflow.broker.cluster import nodes
 from onceflow.broker.cluster.decision import Assignment
 from onceflow.broker.cluster.registry import Write
-from onceflow.broker.cluster.session import Create, Put, Set
 from onceflow.broker.cluster.state import Replicas
 from onceflow.broker.topics.topics import Topic
+from onceflow.zookeeper.session import Create, Put, Set
 
 
 def create_topic(topic: Topic) -> Write:

@@ -1,4 +1,4 @@
-"""TLS, authentication and ACLs of the session with ZooKeeper (kafka.zk.ZkData.defaultAcls)."""
+"""A broker's session with ZooKeeper: its TLS, authentication and ACLs (kafka.zk.ZkData.defaultAcls)."""
 
 import ssl
 from typing import Any
@@ -8,6 +8,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 from onceflow.broker.config import BrokerConfig
 from onceflow.errors import OnceflowError
 from onceflow.private_files import MODE, is_exposed
+from onceflow.zookeeper.kazoo_session import ZooKeeper
 
 SENSITIVE = ("/config/users", "/config/brokers", "/delegation_token/tokens")
 """Nodes that others must not read either: they have users' keys."""
@@ -17,6 +18,17 @@ OPEN = "/consumers"
 
 class InvalidZooKeeperTls(OnceflowError):
     """Certificates or keys for ZooKeeper that cannot be used."""
+
+
+def zookeeper_session(config: BrokerConfig) -> ZooKeeper:
+    """Prepare the session that the settings `zookeeper.*` name. Raises InvalidZooKeeperTls."""
+    assert config.zookeeper_connect is not None
+    return ZooKeeper(
+        config.zookeeper_connect,
+        session_timeout_ms=config.zookeeper_session_timeout_ms,
+        connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+        security=ZooKeeperSecurity(config),
+    )
 
 
 class ZooKeeperSecurity:

@@ -7,7 +7,7 @@ A call fails with OutcomeUnknown if the connection or the session ended before i
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
@@ -27,7 +27,9 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
-from onceflow.broker.cluster.session import (
+from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+from onceflow.zookeeper.session import (
     Check,
     Conflict,
     Create,
@@ -38,10 +40,6 @@ from onceflow.broker.cluster.session import (
     Set,
     StoredNode,
 )
-from onceflow.broker.cluster.zookeeper_security import ZooKeeperSecurity
-from onceflow.broker.config import BrokerConfig
-from onceflow.errors import OnceflowError
-from onceflow.remedies import Remedy
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +63,17 @@ class ZooKeeperRefused(OnceflowError):
     """ZooKeeper refuses a request for a reason that a repetition does not change."""
 
 
+class Security(Protocol):
+    """TLS, authentication and ACLs of a session."""
+
+    @property
+    def client_settings(self) -> dict[str, Any]:
+        """The arguments of KazooClient."""
+
+    def acl_of(self, path: str) -> list[Any]:
+        """Return the ACL of a node that is created; `path` is without the chroot."""
+
+
 class ZooKeeper:
     """One session after another. Its calls belong to one thread at a time, except `close`."""
 
@@ -74,7 +83,7 @@ class ZooKeeper:
         *,
         session_timeout_ms: int,
         connection_timeout_ms: int,
-        security: ZooKeeperSecurity | None = None,
+        security: Security | None = None,
     ) -> None:
         """Prepare a session; `connect` is HOST:PORT,HOST:PORT/CHROOT. Without `security` it is open."""
         self._connect = connect
@@ -89,17 +98,6 @@ class ZooKeeper:
         self.on_new_session: Callable[[], None] | None = None
         """Called in kazoo's thread when a new session replaced an expired one."""
         self._is_session_lost = False
-
-    @classmethod
-    def of(cls, config: BrokerConfig) -> "ZooKeeper":
-        """Prepare the session that the settings `zookeeper.*` name. Raises InvalidZooKeeperTls."""
-        assert config.zookeeper_connect is not None
-        return cls(
-            config.zookeeper_connect,
-            session_timeout_ms=config.zookeeper_session_timeout_ms,
-            connection_timeout_ms=config.zookeeper_connection_timeout_ms,
-            security=ZooKeeperSecurity(config),
-        )
 
     def _acl_of(self, path: str) -> list[Any] | None:
         return None if self._security is None else self._security.acl_of(path)
@@ -257,7 +255,7 @@ class ZooKeeper:
             raise OutcomeUnknown(f"ZooKeeper {self._connect}: {type(error).__name__}") from error
         except NoAuthError as error:
             raise ZooKeeperRefused(
-                f"ZooKeeper {self._connect}: its ACLs do not allow this broker's user to use a node of the cluster"
+                f"ZooKeeper {self._connect}: its ACLs do not allow this user to use a node of the cluster"
             ) from error
 
     def close(self) -> None:
