@@ -68,6 +68,7 @@ USAGE = [
     "client/classic/partitioners",
     "client/classic/producer",
     "client/classic/settings",
+    "client/classic/zookeeper_group",
     "redis/address",
     "spark/avro",
     "spark/dead_letters",

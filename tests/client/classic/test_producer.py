@@ -21,6 +21,7 @@ from onceflow.client.classic import (
 )
 from onceflow.client.classic import producer as producer_module
 from onceflow.client.classic.connector import SETTINGS as CONSUMER_SETTINGS
+from onceflow.client.classic.connector import ZOOKEEPER_SETTINGS
 from onceflow.client.classic.encoders import EncodingFailed
 from onceflow.client.classic.handlers import Messages, PartitionOutOfRange
 from onceflow.client.classic.producer import SETTINGS as PRODUCER_SETTINGS
@@ -518,7 +519,11 @@ def test_every_acks_and_codec_arrives(bootstrap: str, created: str, acks: str, c
     assert [value for _, _, value in written(bootstrap, created)] == [b"x" * 500] * 3
 
 
-@pytest.mark.parametrize("setting", [*PRODUCER_SETTINGS, *CONSUMER_SETTINGS], ids=lambda setting: str(setting.name))
+@pytest.mark.parametrize(
+    "setting",
+    {setting.name: setting for setting in (*PRODUCER_SETTINGS, *ZOOKEEPER_SETTINGS, *CONSUMER_SETTINGS)}.values(),
+    ids=lambda setting: str(setting.name),
+)
 def test_every_setting_is_documented(setting: Setting) -> None:
     page = (Path(__file__).parents[3] / "docs" / "client.md").read_text()
     for name in (setting.name, *setting.aliases):

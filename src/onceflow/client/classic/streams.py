@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import Message
@@ -18,6 +18,10 @@ _LOOK_S = 0.1
 
 class ConsumerTimeout(ClientError):
     """No message arrived within `consumer.timeout.ms`."""
+
+
+class ConsumerFailed(ClientError):
+    """The consumer ended with an error."""
 
 
 def partition_of(message: Message) -> TopicPartition:
@@ -52,6 +56,7 @@ class MessageStream:
         self._handed_out: dict[TopicPartition, int] = {}
         self._asked_beyond: dict[TopicPartition, int] = {}
         self._last: tuple[TopicPartition, int] | None = None
+        self._is_held = False
         self._ended = threading.Event()
         self._error: Exception | None = None
 
@@ -86,7 +91,7 @@ class MessageStream:
         """Return whether the message is still ours: its partition may have moved to another consumer."""
         place, end = partition_of(message), offset_of(message) + 1
         with self._lock:
-            if place not in self._owned:
+            if self._is_held or place not in self._owned:
                 return False
             self._handed_out[place] = end
             self._last = (place, end)
@@ -96,7 +101,7 @@ class MessageStream:
         """Mark everything before the end as returned and processed, since the next message was requested."""
         place, end = partition_of(partition_end), offset_of(partition_end)
         with self._lock:
-            if place in self._owned:
+            if place in self._owned and not self._is_held:
                 self._handed_out[place] = self._asked_beyond[place] = end
 
     def _decode(self, message: Message) -> MessageAndMetadata[Any, Any]:
@@ -116,12 +121,36 @@ class MessageStream:
         """The partitions whose messages this stream receives."""
         return self._owned
 
-    def own(self, places: frozenset[TopicPartition], handed_out: Mapping[TopicPartition, int]) -> None:
-        """Take over these partitions, whose messages below `handed_out` were returned. The queue is dropped."""
+    @property
+    def in_process(self) -> TopicPartition | None:
+        """Partition of the message that was returned last, until the next one is requested."""
         with self._lock:
+            return None if self._last is None else self._last[0]
+
+    def hold(self) -> None:
+        """Return no more messages until `own`. The queue is dropped. Any thread."""
+        with self._lock:
+            self._is_held = True
+        self._drop()
+
+    def own(
+        self,
+        places: frozenset[TopicPartition],
+        handed_out: Mapping[TopicPartition, int],
+        in_process: Collection[TopicPartition] = (),
+    ) -> None:
+        """Take over these partitions, whose messages below `handed_out` were returned. The queue is dropped.
+
+        They are processed too, except in partitions with a message in process.
+        """
+        with self._lock:
+            self._is_held = False
             self._owned = places
             self._handed_out = {place: end for place, end in handed_out.items() if place in places}
-            self._asked_beyond.clear()
+            self._asked_beyond = {place: end for place, end in self._handed_out.items() if place not in in_process}
+        self._drop()
+
+    def _drop(self) -> None:
         while True:
             try:
                 self._messages.get_nowait()
@@ -148,6 +177,8 @@ class MessageStream:
             return dict(self._asked_beyond if while_working else self._handed_out)
 
     def end(self, error: Exception | None) -> None:
-        """End the stream: no more messages."""
+        """End the stream: no more messages, also to a thread that is about to take one."""
+        with self._lock:
+            self._is_held = True
         self._error = error
         self._ended.set()

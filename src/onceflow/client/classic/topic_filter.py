@@ -1,7 +1,7 @@
 """Topics that a consumer connector follows, by regular expression."""
 
 import re
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from onceflow.client.errors import ClientError
 
@@ -21,8 +21,16 @@ class TopicFilter(Protocol):
 class Whitelist:
     """Topics whose whole name matches; a comma separates alternatives, as in `clicks,views-.*`."""
 
+    kind: ClassVar[str] = "white_list"
+    """Name in ZooKeeper."""
+
     def __init__(self, pattern: str) -> None:
         self._pattern = _compile(pattern)
+
+    @property
+    def expression(self) -> str:
+        """The regular expression."""
+        return self._pattern.pattern
 
     def allows(self, topic: str) -> bool:
         return self._pattern.fullmatch(topic) is not None
@@ -31,8 +39,16 @@ class Whitelist:
 class Blacklist:
     """Topics whose whole name does not match."""
 
+    kind: ClassVar[str] = "black_list"
+    """Name in ZooKeeper."""
+
     def __init__(self, pattern: str) -> None:
         self._pattern = _compile(pattern)
+
+    @property
+    def expression(self) -> str:
+        """The regular expression."""
+        return self._pattern.pattern
 
     def allows(self, topic: str) -> bool:
         return self._pattern.fullmatch(topic) is None
