@@ -1,13 +1,16 @@
-"""Cluster connections of this process, kept as long as Spark keeps its Python workers: from batch to batch."""
+"""Connections of this process, kept as long as Spark keeps its Python workers: from batch to batch."""
 
 import atexit
 
 from onceflow.client.cluster import Cluster
 from onceflow.client.security import PLAINTEXT, Security
+from onceflow.errors import missing_package
+from onceflow.zookeeper.session import Session
 
 TIMEOUT_MS = 30_000
 
 _clusters: dict[tuple[str, Security, int], Cluster] = {}
+_sessions: dict[str, Session] = {}
 
 
 def connect(
@@ -28,3 +31,21 @@ def connect(
         )
         atexit.register(cluster.close)
     return cluster
+
+
+def connect_zookeeper(connect: str, *, timeout_ms: int) -> Session:
+    """Return this process's session with ZooKeeper, closed at exit. Raises ZooKeeperUnavailable, ZooKeeperRefused."""
+    session = _sessions.get(connect)
+    if session is None:
+        try:
+            from onceflow.zookeeper.kazoo_session import ZooKeeper
+        except ModuleNotFoundError as error:
+            if error.name != "kazoo":
+                raise
+            message = missing_package("option zookeeperConnect", "kazoo", "cluster")
+            raise ModuleNotFoundError(message, name="kazoo") from error
+        session = ZooKeeper(connect, session_timeout_ms=timeout_ms, connection_timeout_ms=timeout_ms)
+        session.open()
+        _sessions[connect] = session
+        atexit.register(session.close)
+    return session

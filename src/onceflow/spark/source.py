@@ -128,9 +128,11 @@ class BatchReader(DataSourceReader):
         from onceflow.spark.connections import connect
         from onceflow.spark.offsets import ranges
         from onceflow.spark.reader import read_task
+        from onceflow.spark.reader.offset_store import zookeeper_store
         from onceflow.spark.reader.positions import LogPositions
 
-        log = LogPositions(connect(self._options.bootstrap, self._options.security), self._options)
+        cluster = connect(self._options.bootstrap, self._options.security)
+        log = LogPositions(cluster, self._options, store=zookeeper_store(self._options))
         now = log.ends(fresh=True)
         start = log.resolve(STARTING_OFFSETS, self._options.starting, now)
         end = log.resolve(ENDING_OFFSETS, self._options.ending, now)

@@ -212,6 +212,8 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ("stream", GROUP | {"startingOffsetsIfNoneCommitted": "x"}, "='x' is neither earliest nor latest nor fail"),
     ("stream", {"groupId": ""}, "option groupId is empty"),
     ("stream", {"commitOffsets": "true"}, "commitOffsets requires option groupId"),
+    ("stream", {"zookeeperConnect": "zk:2181"}, "zookeeperConnect requires option groupId"),
+    ("stream", GROUP | {"zookeeperConnect": ""}, "option zookeeperConnect .* is missing"),
     (
         "stream",
         {"startingOffsets": "earliest", "startingTimestamp": "5"},

@@ -12,12 +12,14 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.remedies import Remedy
 from onceflow.spark.offsets import IDS_KEY, OffsetRange
-from onceflow.spark.reader import positions, read_task, stream
+from onceflow.spark.reader import offset_store, positions, read_task, stream
 from onceflow.spark.reader.data_loss import DataLost
 from onceflow.spark.reader.options import SourceOptions, read_options
 from onceflow.spark.reader.position_options import AtCommitted
 from onceflow.spark.reader.stream import StreamReader, TopicNotSubscribed
 from onceflow.spark.reader.subscription import read_subscription, subscribed
+from onceflow.testing.registry import MemoryRegistry
+from onceflow.zookeeper.session import Put
 from tests import remedies
 
 Send = Callable[..., None]
@@ -399,6 +401,34 @@ def test_group_commits_follow_complete_batches(
     silent, _ = begin(replace(options, commits_to=None))
     silent.latestOffset(start, EVERYTHING)
     assert cluster.committed_offsets(group, topic) == {0: 5}
+
+
+def test_group_offsets_are_in_zookeeper_if_wanted(
+    options: SourceOptions, cluster: Cluster, topic: str, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh query starts at them; the end of each complete batch is written there, and not to Kafka."""
+    registry = MemoryRegistry()
+    session = registry.session()
+    session.open()
+    monkeypatch.setattr(offset_store, "connect_zookeeper", lambda _connect, *, timeout_ms: session)
+    cluster.create_topic(topic, 1)
+    send(["0", "1", "2", "3"])
+    group = f"of-{topic}"
+    path = f"/consumers/{group}/offsets/{topic}/0"
+    session.ensure(path.rpartition("/")[0])
+    session.commit([Put(path, b"2")])
+    reader, start = begin(
+        replace(options, starting=AtCommitted(group, "fail"), commits_to=group, zookeeper="zk:2181/kafka")
+    )
+    end, values = batch(reader, start)
+    assert values == [b"2", b"3"]
+    assert registry.value(path) == b"2", "the batch is planned and not complete"
+    send(["4"])
+    following, values = batch(reader, end)
+    assert (values, registry.value(path)) == ([b"4"], b"4")
+    session.disconnect()
+    assert reader.latestOffset(following, EVERYTHING) == following, "without ZooKeeper the query continues"
+    assert cluster.committed_offsets(group, topic) == {}
 
 
 def test_failed_commit_is_logged_once(

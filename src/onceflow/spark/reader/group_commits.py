@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from onceflow.client.cluster import Cluster
 from onceflow.client.errors import ClientError, RequestRefused
 from onceflow.spark.offsets import Offsets
+from onceflow.spark.reader.offset_store import OffsetStore
 
 COMMIT_TIMEOUT_MS = 5_000
 PAUSE_SECONDS = 30
@@ -21,9 +21,9 @@ _logger = logging.getLogger(__name__)
 class GroupCommits:
     """Commits of one query's position, as far as it changed."""
 
-    def __init__(self, cluster: Cluster, group: str, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Use a `cluster` with a time-out of COMMIT_TIMEOUT_MS."""
-        self._cluster = cluster
+    def __init__(self, store: OffsetStore, group: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Use a `store` with a time-out of COMMIT_TIMEOUT_MS."""
+        self._store = store
         self._group = group
         self._monotonic = monotonic
         self._committed: dict[str, dict[int, int]] = {}
@@ -36,7 +36,7 @@ class GroupCommits:
             return
         for topic, offsets in moved.items():
             try:
-                self._cluster.commit_offsets(self._group, topic, offsets)
+                self._store.commit_offsets(self._group, topic, offsets)
             except ClientError as error:
                 self._resumes_at = self._monotonic() + PAUSE_SECONDS
                 _logger.warning(

@@ -29,6 +29,7 @@ from onceflow.spark.reader.subscription import Subscription, read_subscription
 
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
 COMMIT_OFFSETS = "commitOffsets"
+ZOOKEEPER_CONNECT = "zookeeperConnect"
 MAX_OFFSETS_PER_TRIGGER = "maxOffsetsPerTrigger"
 MIN_OFFSETS_PER_TRIGGER = "minOffsetsPerTrigger"
 MAX_TRIGGER_DELAY = "maxTriggerDelay"
@@ -58,6 +59,7 @@ NAMES = (
     positions.GROUP_ID,
     positions.NONE_COMMITTED,
     COMMIT_OFFSETS,
+    ZOOKEEPER_CONNECT,
     *positions.ENDING,
     MAX_OFFSETS_PER_TRIGGER,
     MIN_OFFSETS_PER_TRIGGER,
@@ -118,6 +120,8 @@ class SourceOptions:
     """Whether an option sets where a fresh query starts; `starting` is the default otherwise."""
     commits_to: str | None = None
     """The group to which the query commits its offsets."""
+    zookeeper: str | None = None
+    """The ZooKeeper with the group's offsets; None: they are in Kafka."""
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = MAX_TRIGGER_DELAY_MS
@@ -151,6 +155,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOp
         ending=read_ending(values, wanted),
         start_given=is_start_given(values),
         commits_to=_group_to_commit_to(values, mode),
+        zookeeper=_zookeeper(values),
         offsets_per_trigger_max=_count(values, MAX_OFFSETS_PER_TRIGGER),
         offsets_per_trigger_min=_count(values, MIN_OFFSETS_PER_TRIGGER),
         trigger_delay_max_ms=_duration_ms(values, MAX_TRIGGER_DELAY, MAX_TRIGGER_DELAY_MS),
@@ -239,6 +244,16 @@ def _group_to_commit_to(values: Mapping[str, str], mode: Mode | None) -> str | N
     if group is None and COMMIT_OFFSETS.lower() in values:
         raise WrongOption(f"option {COMMIT_OFFSETS} requires option {positions.GROUP_ID}, the group to commit to")
     return group if _flag(values, COMMIT_OFFSETS, default=True) and mode != "batch" else None
+
+
+def _zookeeper(values: Mapping[str, str]) -> str | None:
+    if ZOOKEEPER_CONNECT.lower() not in values:
+        return None
+    if positions.GROUP_ID.lower() not in values:
+        raise WrongOption(
+            f"option {ZOOKEEPER_CONNECT} requires option {positions.GROUP_ID}, the group whose offsets are there"
+        )
+    return _required(values, ZOOKEEPER_CONNECT, "host:port of ZooKeeper, with the cluster's chroot")
 
 
 def _required(values: Mapping[str, str], name: str, meaning: str) -> str:

@@ -10,6 +10,7 @@ from onceflow.remedies import Remedy
 from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Loss, LossKind, Offsets
 from onceflow.spark.reader import data_loss
+from onceflow.spark.reader.offset_store import OffsetStore
 from onceflow.spark.reader.options import SourceOptions
 from onceflow.spark.reader.position_options import (
     EARLIEST,
@@ -39,8 +40,11 @@ class LogPositions:
         cluster: Cluster,
         options: SourceOptions,
         monotonic: Callable[[], float] = time.monotonic,
+        store: OffsetStore | None = None,
     ) -> None:
+        """`store` has the offsets of groups; None: they are in the cluster."""
         self._cluster = cluster
+        self._store = store or cluster
         self._options = options
         self._monotonic = monotonic
         self._topics: Mapping[str, TopicMetadata] = {}
@@ -154,7 +158,7 @@ class LogPositions:
     def _resolve_committed(self, position: AtCommitted, begins: ByPartition, ends: Offsets) -> Offsets:
         resolved: dict[str, dict[int, int]] = {}
         for topic, partitions in ends.by_topic.items():
-            committed = self._cluster.committed_offsets(position.group, topic)
+            committed = self._store.committed_offsets(position.group, topic, partitions)
             resolved[topic] = {
                 partition: self._resolve_offset(
                     f"group {position.group}",

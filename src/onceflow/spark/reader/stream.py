@@ -33,6 +33,7 @@ from onceflow.spark.offsets import Loss, Offsets
 from onceflow.spark.reader import data_loss, read_task
 from onceflow.spark.reader.alignment import Alignment
 from onceflow.spark.reader.group_commits import COMMIT_TIMEOUT_MS, GroupCommits
+from onceflow.spark.reader.offset_store import zookeeper_store
 from onceflow.spark.reader.options import SourceOptions
 from onceflow.spark.reader.position_options import STARTING_OFFSETS
 from onceflow.spark.reader.positions import LogPositions
@@ -136,7 +137,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _log(self) -> LogPositions:
         if self._positions is None:
-            self._positions = LogPositions(connect(self._options.bootstrap, self._options.security), self._options)
+            cluster = connect(self._options.bootstrap, self._options.security)
+            self._positions = LogPositions(cluster, self._options, store=zookeeper_store(self._options))
         return self._positions
 
     def _ends_for(self, known: Offsets) -> Offsets:
@@ -182,8 +184,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is None:
             return
         if self._commits is None:
-            cluster = connect(self._options.bootstrap, self._options.security, timeout_ms=COMMIT_TIMEOUT_MS)
-            self._commits = GroupCommits(cluster, group, self._monotonic)
+            store = zookeeper_store(self._options) or connect(
+                self._options.bootstrap, self._options.security, timeout_ms=COMMIT_TIMEOUT_MS
+            )
+            self._commits = GroupCommits(store, group, self._monotonic)
         self._commits.commit(reached)
 
     def _aligned(self, known: Offsets, batch_end: Offsets) -> Offsets:
