@@ -78,7 +78,7 @@ REPLICATION = (
     Setting(
         "leader.imbalance.check.interval.seconds",
         "leader_imbalance_check_seconds",
-        Whole(1, INT32_MAX),
+        Whole(1, INT64_MAX),
         "How often the controller checks which brokers do not lead their preferred partitions.",
     ),
     Setting(
