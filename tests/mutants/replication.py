@@ -105,4 +105,12 @@ MUTANTS = (
         "epoch_start_offset=log.log_start_offset,",
         _SIMULATION,
     ),
+    # A follower does not sync the batches before a wrong one, and never fetches again.
+    Mutant(
+        _FETCHER,
+        "                finally:\n                    # After an error too",
+        "                except TypeError:\n                    raise\n"
+        "                else:\n                    # After an error too",
+        _SIMULATION,
+    ),
 )

@@ -39,6 +39,8 @@ def test_replicas_keep_acknowledged_records(tmp_path: Path) -> None:
         "freezes",
         "controlled shutdowns",
         "failures of disks",
+        "lost disks",
+        "wrong bits",
         "steps of a truncation",
         "writes of former controllers",
     )

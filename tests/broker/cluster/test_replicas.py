@@ -110,6 +110,8 @@ def test_dead_replicas_do_not_join() -> None:
     state.fetched(2, 10, 10, 0)
     state.fetched(3, 10, 10, 0)
     assert wanted(state, 0, dead=3) is None
+    assert wanted(state, 0) is None, "it may return with an empty disk"
+    state.fetched(3, 10, 10, 0)
     assert wanted(state, 0) == [1, 2, 3]
     state.refused()
     assert wanted(state, 0) == [1, 2, 3]

@@ -170,6 +170,10 @@ class LeaderState:
         """
         if self.wanted is not None:
             return None
+        for broker_id, follower in self.followers.items():
+            if broker_id not in self.isr and not is_eligible(broker_id):
+                # It may return with an empty disk: only a fetch shows what it has then.
+                follower.end_offset = UNKNOWN_OFFSET
         reached = max(high_watermark, self.epoch_start_offset)
         wanted = {
             broker_id

@@ -20,6 +20,8 @@ REGISTRY = 0
 """Place of the registry in the network."""
 RETRANSMISSION_MS = 40
 SIZE_BYTES = 4
+FLIPPED = 0.02
+"""Share of the pieces of records that are read with a wrong bit."""
 
 
 class Host(Protocol):
@@ -83,10 +85,17 @@ class Line:
         return self._connection.is_open
 
     def enqueue_response(self, pieces: Any) -> None:
-        data = b"".join(
-            piece if isinstance(piece, bytes) else piece.file.read(piece.size_bytes, piece.position) for piece in pieces
-        )
+        data = b"".join(piece if isinstance(piece, bytes) else self._records(piece) for piece in pieces)
         self._connection.back.send(data)
+
+    def _records(self, piece: Any) -> bytes:
+        """Read records from a log; sometimes a bit of the last batch is wrong."""
+        data: bytes = piece.file.read(piece.size_bytes, piece.position)
+        network = self._connection.network
+        if network.flips_bits and network.chance.random() < FLIPPED:
+            network.flipped += 1
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
 
     def close(self, _reason: str | None) -> None:
         self._connection.break_off()
@@ -174,6 +183,8 @@ class Network:
         self.chance = chance
         self.now_ms = 0.0
         self.slowest_ms = chance.choice((5, 30, 120))
+        self.flips_bits = True
+        self.flipped = 0
         self.blocked: set[tuple[int, int]] = set()
         self.hosts: dict[int, Host] = {}
         self.connections: dict[Connection, None] = {}

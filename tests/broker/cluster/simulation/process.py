@@ -7,6 +7,7 @@ controller, the controller and its channels are the broker's own. Threads are qu
 import asyncio
 import contextlib
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -250,6 +251,12 @@ class Process:
     def repair(self) -> None:
         """Give the disk space again."""
         self.disk.space_bytes = None
+
+    def lose_disk(self) -> None:
+        """Let the process that is down start with an empty disk."""
+        for child in self._root.iterdir():
+            shutil.rmtree(child) if child.is_dir() else child.unlink()
+        self.disk = FaultyDisk(self._root)
 
     def _cancel_tasks(self) -> None:
         for _ in range(20):

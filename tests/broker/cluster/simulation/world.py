@@ -265,6 +265,27 @@ class World:
             process.disk.fail_next_directory_syncs()
         self.network.at(self.network.now_ms + 500, lambda: self.stop(process))
 
+    def lose_disk(self, process: Process) -> None:
+        """Stop a broker that is in no set of in-sync replicas, and let it return with an empty disk."""
+        if self._counts_on(process.id):
+            return
+        self.stop(process)
+        process.lose_disk()
+        self.counts["lost disks"] += 1
+
+    def _counts_on(self, broker_id: int) -> bool:
+        """Return whether a broker is in sync as registry, controllers or leaders know it, or may be soon."""
+        places = self.registry.replicas
+        leaders = [led for process in self.processes.values() for place in places if (led := process.led(place))]
+        controllers = [p.metadata.controller for p in self.processes.values() if p.is_up and p.metadata is not None]
+        states = [*self.registry.states.values()]
+        states += [
+            state for controller in controllers if controller is not None for state in controller.states.values()
+        ]
+        return any(broker_id in state.isr for state in states) or any(
+            broker_id in led.state.maximal_isr for led in leaders
+        )
+
     def prefer(self, _process: Process) -> None:
         """Move leaders to other replicas, the in-sync replicas unchanged."""
         controller = self._controller()
@@ -308,6 +329,8 @@ class World:
         prefer,
         shut_down,
         fail_disk,
+        lose_disk,
+        lose_disk,
         stop_all,
     )
 
@@ -375,6 +398,8 @@ class World:
                 self.stop(process)
             self._restart(process)
         self.network.slowest_ms = 5
+        self.network.flips_bits = False
+        self.counts["wrong bits"] += self.network.flipped
         for _ in range(HEALING_STEPS):
             self.network.blocked.clear()
             self.step()
