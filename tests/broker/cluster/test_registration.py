@@ -1,6 +1,7 @@
 """Registration of a broker in ZooKeeper: taken ids, lost connections, expired sessions, another controller."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,16 @@ def through(link: Link, tree: Tree) -> str:
 def send_creation(client: RawClient, topic: str) -> None:
     wanted = {"name": topic, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
     client.send(apis.CREATE_TOPICS, 4, topics=[wanted], timeout=milliseconds(60_000), validate_only=False)
+
+
+def create(client: RawClient, topic: str) -> int:
+    send_creation(client, topic)
+    error_code: int = client.receive(apis.CREATE_TOPICS, 4).topics[0].error_code
+    return error_code
+
+
+def metadata(client: RawClient) -> Any:
+    return client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
 
 
 @pytest.mark.remedy(Remedy.STOP_BROKER, Remedy.OTHER_CHROOT)
@@ -130,6 +141,60 @@ def test_superseded_broker_acknowledges_nothing(new_broker: NewBroker, tree: Tre
         response = client.receive(apis.CREATE_TOPICS, 4)
         assert [topic.error_code for topic in response.topics] == [ErrorCode.not_controller]
         assert client.produce("visits", 0, batch_of(b"ben")).error_code == ErrorCode.kafka_storage_error
+
+
+def test_deleted_controller_is_elected_again(new_broker: NewBroker, tree: Tree) -> None:
+    """Operators delete the node to move the controller; topics are changed before and after."""
+    with new_broker() as broker, connected(broker.bootstrap_servers) as client:
+        for epoch, topic in ((2, "visits"), (3, "clicks")):
+            tree.delete("/controller")
+            tree.await_that(lambda: tree.exists("/controller"))
+            assert tree.text("/controller_epoch") == str(epoch)
+            while (error_code := create(client, topic)) == ErrorCode.not_controller:
+                continue
+            assert error_code == ErrorCode.none
+
+
+def test_replaced_controller_serves_on(new_broker: NewBroker, tree: Tree) -> None:
+    """The former controller has nothing to write when another broker is elected."""
+    with new_broker() as first, new_broker(broker_id=2) as second:
+        clients = [RawClient(broker.bootstrap_servers) for broker in (first, second)]
+        tree.await_that(lambda: len(metadata(clients[0]).brokers) == 2)
+        while tree.json("/controller")["brokerid"] == 1:
+            tree.delete("/controller")
+            tree.await_that(lambda: tree.exists("/controller"))
+        tree.await_that(lambda: all(metadata(client).controller_id == 2 for client in clients))
+        assert create(clients[1], "visits") == ErrorCode.none
+        tree.await_that(lambda: tree.exists("/brokers/topics/visits/partitions/0/state"))
+        leader = tree.json("/brokers/topics/visits/partitions/0/state")["leader"]
+        tree.await_that(lambda: clients[leader - 1].produce("visits", 0, batch_of(b"ann")).error_code == 0)
+        with_id = clients[0].ask(
+            apis.INIT_PRODUCER_ID, 1, transactional_id=None, transaction_timeout=milliseconds(60_000)
+        )
+        assert with_id.error_code == 0
+        for client in clients:
+            client.close()
+
+
+def test_winner_of_an_election_is_watched(new_broker: NewBroker, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another controller that comes between the look and the election is followed by this broker."""
+    rivals = iter(['{"version":2,"brokerid":9,"timestamp":"1","kraftControllerEpoch":-1}'])
+    elect = Registry.elect
+
+    def overtaken(registry: Registry) -> bool:
+        for rival in rivals:
+            tree.write("/controller", rival, ephemeral=True)
+        return elect(registry)
+
+    def is_controller(broker_id: int) -> bool:
+        return tree.exists("/controller") and tree.json("/controller")["brokerid"] == broker_id
+
+    with new_broker():
+        monkeypatch.setattr(Registry, "elect", overtaken)
+        tree.delete("/controller")
+        tree.await_that(lambda: is_controller(9))
+        tree.delete("/controller")
+        tree.await_that(lambda: is_controller(1))
 
 
 def test_topic_of_another_program_stops_the_broker(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from onceflow.broker.cluster import writes
+from onceflow.broker.cluster import nodes, writes
 from onceflow.broker.cluster.image import read_states
 from onceflow.broker.cluster.registry import Deposed, Registry
 from onceflow.broker.cluster.security import OnDamaged, RegistrySecurity, SecuritySeen
@@ -35,16 +35,34 @@ def read_changes(registry: Registry, watch: Watch, security: RegistrySecurity, o
         logger.warning("%s; this broker resigns", error)
         watch.look_again()
     seen = registry.read(lambda _zookeeper: watch.look(on_damaged))
-    if not (seen.has_controller or registry.is_controller) and registry.elect():
-        # Everything is read again, since it is the former controller's until now.
+    if registry.resign_unless(seen.controller_session):
+        # The next look elects, when the decisions of the term are forgotten.
+        logger.warning("%s was deleted by another program; this broker resigns", nodes.CONTROLLER)
         watch.look_again()
-        security.look_again()
-        seen = registry.read(lambda _zookeeper: watch.look(on_damaged))
+    else:
+        while not (seen.controller_session or registry.is_controller):
+            registry.elect()
+            # Everything is read again, since it is the former controller's until now. Also after another broker was
+            # elected: only a node that exists is watched.
+            watch.look_again()
+            security.look_again()
+            seen = registry.read(lambda _zookeeper: watch.look(on_damaged))
+            registry.resign_unless(seen.controller_session)
     changed = registry.read(lambda zookeeper: security.look(zookeeper, seen.entities, on_damaged))
+    try:
+        _set_topic_ids(registry, seen)
+    except Deposed as error:
+        logger.warning("%s; this broker resigns", error)
+        watch.look_again()
     if not registry.is_controller:
         return Look(seen, {}, changed)
-    for topic in seen.topics:
-        if topic.lacks_id and topic.name not in seen.deletions:
-            registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))
     topics, states = registry.read(lambda zookeeper: read_states(zookeeper, seen.topics, on_damaged))
     return Look(replace(seen, topics=topics), states, changed)
+
+
+def _set_topic_ids(registry: Registry, seen: Seen) -> None:
+    """Write the new ids of topics that have none, as the controller. Raises Deposed."""
+    if registry.is_controller:
+        for topic in seen.topics:
+            if topic.lacks_id and topic.name not in seen.deletions:
+                registry.write(writes.set_topic_id(topic.name, topic.topic_id, topic.replicas))

@@ -490,6 +490,7 @@ class RegistryMetadata:
         self._is_looking = False
         if self._controller is not None and not self._registry.is_controller:
             self._resign()
+            self._is_look_due = True
         live = [broker.broker_id for broker in look.seen.brokers]
         # Without this broker, it was a look between two sessions: another one follows.
         if self._registry.broker_id in live:

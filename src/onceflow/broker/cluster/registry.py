@@ -62,7 +62,7 @@ class Superseded(OnceflowError):
 
 
 class Deposed(Superseded):
-    """Another broker is the controller, elected after the session of this one had ended."""
+    """This broker is not the controller any more: its session ended, or another program deleted `/controller`."""
 
 
 class RegistryClosed(OnceflowError):
@@ -182,6 +182,14 @@ class Registry:
         """
         self._repeat(self._join)
 
+    def resign_unless(self, session: int) -> bool:
+        """End the term if `/controller` belongs to another session, or to none (0); return whether it has ended
+        (KafkaController.maybeResign)."""
+        if self._term is None or session == self._registered_session:
+            return False
+        self._term = None
+        return True
+
     def elect(self) -> bool:
         """Become the controller unless there is one; return whether this broker is. Raises as `rejoin`."""
         return self._repeat(self._elect)
@@ -286,8 +294,8 @@ class Registry:
                 is_repeated = True
                 raise
             except Conflict as conflict:
-                if conflict.position == 0 or (conflict.is_bad_version and not is_repeated):
-                    raise self._superseded() from conflict
+                if conflict.position == 0:
+                    raise self._deposed() from conflict
                 if not is_repeated:
                     raise Superseded(
                         f"ZooKeeper was changed by another program: {conflict}; {Remedy.START_BROKER_AGAIN}"
@@ -298,12 +306,12 @@ class Registry:
     def _require_term(self) -> None:
         self._join()
         if self._term is None:
-            raise Superseded(f"this broker is not the controller any more; {Remedy.START_BROKER_AGAIN}")
+            raise Deposed("this broker is not the controller any more")
 
-    def _superseded(self) -> Superseded:
-        return Superseded(
-            f"this broker is not the controller of epoch {self.term.epoch} any more; {Remedy.START_BROKER_AGAIN}"
-        )
+    def _deposed(self) -> Deposed:
+        """End the term, after `/controller_epoch` was changed by the next controller."""
+        epoch, self._term = self.term.epoch, None
+        return Deposed(f"this broker is not the controller of epoch {epoch} any more")
 
     def write_unless_changed(self, write: Write) -> bool:
         """Apply the operations as the controller; return whether the nodes were as expected. Raises as `write`."""
@@ -314,7 +322,7 @@ class Registry:
                 self.zookeeper.commit([Check(nodes.CONTROLLER_EPOCH, self.term.version), *write])
             except Conflict as conflict:
                 if conflict.position == 0:
-                    raise self._superseded() from conflict
+                    raise self._deposed() from conflict
                 return False
             return True
 

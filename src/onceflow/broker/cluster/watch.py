@@ -33,7 +33,8 @@ class Seen:
     names: Collection[str]
     deletions: Sequence[str]
     brokers: Sequence[LiveBroker]
-    has_controller: bool
+    controller_session: int
+    """Session that `/controller` belongs to, 0 without a controller."""
     reassignments: Mapping[Place, Sequence[int]]
     """Partitions that a tool reassigns."""
     elections: Collection[Place] | None
@@ -105,7 +106,7 @@ class Watch:
             set(names),
             deletions,
             brokers,
-            controller is not None,
+            0 if controller is None else controller.owner,
             reassignments,
             elections,
             wanted,
