@@ -341,7 +341,7 @@ class ZooKeeperGroup:
             try:
                 self.commit(ends)
             except ConsumerFailed:
-                if retries_left == 0 or self._session_ended.is_set():
+                if retries_left == 0 or self._session_ended.is_set() or not self._session.is_connected:
                     raise
                 time.sleep(self._offsets_backoff_s)
             else:
