@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Producer
 
+from onceflow.cli.kafka.records import consume
 from onceflow.client.classic import ConsumerConnector, MessageAndMetadata
 from onceflow.client.classic.connector import ConsumerFailed
 from onceflow.client.classic.streams import MessageStream
@@ -103,3 +105,27 @@ def test_no_zookeeper_is_reported() -> None:
         pytest.raises(ZooKeeperUnavailable, match=expected),
     ):
         member.create_message_streams({TOPIC: 1})
+
+
+def test_consume_is_a_member_of_the_group(broker: Broker, tree: Tree) -> None:
+    """It commits what it has printed."""
+    arguments = [TOPIC, "--zookeeper", tree.connect, "--group", GROUP, "--format", "%t %p %o %v %h\\n"]
+    printed = CliRunner().invoke(consume, [*arguments, "--count", "3"])
+    printed_then = CliRunner().invoke(consume, [*arguments, "--count", "1"])
+    assert (printed.exit_code, printed_then.exit_code) == (0, 0), (printed.output, printed_then.output)
+    lines = (printed.stdout + printed_then.stdout).splitlines()
+    assert sorted(lines) == [f"{TOPIC} {partition} 0 m " for partition in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--zookeeper", "zk:2181"], "--zookeeper and --group require each other"),
+        (["--group", "g"], "--zookeeper and --group require each other"),
+        (["--zookeeper", "zk:2181", "--group", "g", "--partition", "1"], "have no effect with --zookeeper"),
+        (["--zookeeper", "zk:2181", "--group", "g", "--offset", "47"], "--offset is start or end with --zookeeper"),
+    ],
+)
+def test_options_without_effect_are_refused(arguments: list[str], message: str) -> None:
+    refused = CliRunner().invoke(consume, [TOPIC, *arguments])
+    assert (refused.exit_code, message in refused.stderr) == (2, True)

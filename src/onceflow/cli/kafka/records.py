@@ -12,10 +12,11 @@ import click
 
 from onceflow.cli.kafka.offset_range import OffsetRange, Place, resolve, to_offset_range, wanted_partitions
 from onceflow.cli.notes import note, quiet_option
-from onceflow.cli.options import bootstrap_option
+from onceflow.cli.options import bootstrap_option, refuse_together
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.record_layout import Layout, to_layout
 from onceflow.cli.security import open_cluster, security
+from onceflow.cli.stop_signals import signals_as_interrupt
 from onceflow.errors import OnceflowError
 
 LINE_BYTES_MAX = 1_000_000
@@ -153,6 +154,38 @@ def _shown(line: bytes) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
+def _consume_as_member(
+    topic: str, zookeeper: str | None, group: str | None, asked: OffsetRange, count: int | None, layout: Layout
+) -> None:
+    """Print records as a member of a group in ZooKeeper; commit at the end what was printed."""
+    if zookeeper is None or group is None:
+        raise click.UsageError("--zookeeper and --group require each other")
+    refuse_together(
+        ("partitions", "exit_at_end", "read_uncommitted", "bootstrap"),
+        "--partition, --exit-at-end, --read-uncommitted and --bootstrap have no effect with --zookeeper",
+    )
+    from onceflow.client.classic import ConsumerConnector
+    from onceflow.client.librdkafka import librdkafka_settings
+    from onceflow.wire.batch import Record
+
+    resets = {OffsetRange(Place("start")): "smallest", OffsetRange(Place("end")): "largest"}
+    if asked not in resets:
+        raise click.UsageError("--offset is start or end with --zookeeper")
+    settings = {
+        "zookeeper.connect": zookeeper,
+        "group.id": group,
+        "auto.offset.reset": resets[asked],
+        **librdkafka_settings(security()),
+    }
+    with stdout_may_close(), signals_as_interrupt(), ConsumerConnector(settings) as connector:
+        (stream,) = connector.create_message_streams({topic: 1})[topic]
+        out = sys.stdout.buffer
+        for read in islice(stream, count):
+            record = Record(read.offset, read.timestamp_ms, read.key, read.message, read.headers)
+            out.write(layout(read.topic, read.partition, record))
+            out.flush()
+
+
 @click.command()
 @click.argument("topic")
 @click.option(
@@ -189,6 +222,14 @@ def _shown(line: bytes) -> str:
     "%v value, %h headers, %% a percent sign, \\n and \\t.",
 )
 @click.option("--read-uncommitted", is_flag=True, help="Include records of open and aborted transactions.")
+@click.option(
+    "--zookeeper",
+    metavar="HOST:PORT/CHROOT",
+    help="Read as a member of --group that shares the partitions through this ZooKeeper.",
+)
+@click.option(
+    "--group", metavar="NAME", help="Group with --zookeeper; its offsets in ZooKeeper are read and committed."
+)
 @bootstrap_option
 def consume(
     topic: str,
@@ -198,6 +239,8 @@ def consume(
     exit_at_end: bool,
     layout: Layout,
     read_uncommitted: bool,
+    zookeeper: str | None,
+    group: str | None,
     bootstrap: str,
 ) -> None:
     """Print the records of TOPIC and wait for more; Ctrl-C ends it.
@@ -223,7 +266,13 @@ def consume(
       onceflow consume user_events --exit-at-end --format json
       onceflow consume user_events --offset -10 --partition 0 --count 10
       onceflow consume user_events --offset @-1h:end --format '%p %o %k %v\\n'
+
+    With --zookeeper and --group the command is a member of a group, as Kafka's console consumer before 2.0: the members
+    share the partitions, and continue at the committed offsets. --offset is then start or end, where there is none.
     """
+    if zookeeper is not None or group is not None:
+        _consume_as_member(topic, zookeeper, group, asked, count, layout)
+        return
     from onceflow.client.records import read_partitions
 
     read_committed = not read_uncommitted

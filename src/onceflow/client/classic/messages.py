@@ -50,3 +50,4 @@ class MessageAndMetadata(Generic[K, V]):
     key: K | None
     message: V | None
     timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()

@@ -38,6 +38,12 @@ def offset_of(message: Message) -> int:
     return offset
 
 
+def _headers_of(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+    # librdkafka's consumers get a list of names and bytes; the type covers what producers may give.
+    received: Any = message.headers()
+    return tuple(received or ())
+
+
 class MessageStream:
     """Iterator for one thread. It ends after `shutdown`, and raises the error that ended the consumer, if any.
 
@@ -112,6 +118,7 @@ class MessageStream:
             None if key is None else self._key.from_bytes(key),
             None if value is None else self._value.from_bytes(value),
             message.timestamp()[1],
+            _headers_of(message),
         )
 
     # Calls of the connector's thread
