@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Producer
@@ -130,3 +131,26 @@ def send(brokers: Cluster, count: int, topic: str = TOPIC, partitions: int = PAR
         for partition in range(partitions):
             producer.produce(topic, str(number).encode(), partition=partition)
     assert producer.flush(WITHIN_S) == 0
+
+
+Read = tuple[int, int, int]
+"""Number of a member, and partition and offset of a message that it has read."""
+
+
+def check_reads(reads: Iterable[Read], broken: Collection[int], ends: Mapping[int, int]) -> int:
+    """Check that a group read each partition in order, and a message twice only if a member broke.
+
+    Returns the number of repeated messages.
+    """
+    readers: dict[tuple[int, int], set[int]] = defaultdict(set)
+    expected = dict.fromkeys(ends, 0)
+    repeated = 0
+    for number, partition, offset in reads:
+        assert offset <= expected[partition], f"{partition}: {offset} was read before {expected[partition]}"
+        if offset < expected[partition]:
+            assert {*broken} & {number, *readers[partition, offset]}, f"{partition}: {offset} was read twice"
+            repeated += 1
+        expected[partition] = max(expected[partition], offset + 1)
+        readers[partition, offset].add(number)
+    assert expected == ends
+    return repeated
