@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onceflow.mirror.errors import MirrorStopped
-from onceflow.mirror.offset_map import RUNS_MAX, Ids, MapRecord, Run, extend, map_records, read_map, translate
+from onceflow.mirror.groups import Runs
+from onceflow.mirror.offset_map import RUNS_MAX, Ids, MapRecord, Run, extend, map_records, read_map
 
 IDS = Ids("source-id", None)
 
@@ -22,26 +23,33 @@ def test_runs_join_where_both_sides_continue() -> None:
     [(0, 10), (5, 10), (6, 11), (7, 12), (8, 12), (9, 20), (10, 21), (99, 21)],
 )
 def test_offsets_in_runs_and_gaps(offset: int, expected: int) -> None:
-    assert translate([Run(5, 10, 2), Run(9, 20, 1)], offset) == expected
+    runs = Runs()
+    runs.append([Run(5, 10, 2), Run(9, 20, 1)])
+    assert runs.translate(offset) == expected
 
 
-def test_no_runs_translate_nothing() -> None:
-    assert translate([], 3) is None
+def test_dropped_runs_are_not_translated() -> None:
+    runs = Runs()
+    assert not runs.has(0)
+    runs.append([Run(0, 0, 2), Run(5, 10, 2), Run(9, 20, 1)])
+    assert runs.has(0)
+    runs.drop_half()
+    assert [runs.has(offset) for offset in (8, 9)] == [False, True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=30), st.integers(0, 150))
 def test_the_same_records_are_before_it(gaps: list[tuple[int, int]], offset: int) -> None:
     """Records before an offset of the source are those before the translated one."""
-    runs: list[Run] = []
+    runs = Runs()
     pairs = []
     source = target = 0
     for source_gap, target_gap in gaps:
         source, target = source + source_gap, target + target_gap
-        extend(runs, source, target, 1)
+        runs.append([Run(source, target, 1)])
         pairs.append((source, target))
         source, target = source + 1, target + 1
-    translated = translate(runs, offset)
-    if translated is not None:
+    if pairs:
+        translated = runs.translate(offset)
         assert [before < offset for before, _ in pairs] == [before < translated for _, before in pairs]
 
 

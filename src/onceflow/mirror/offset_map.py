@@ -10,7 +10,7 @@ The ids are those of the topics, so that the map of a deleted topic is not used 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,17 +98,3 @@ def extend(runs: list[Run], source: int, target: int, count: int) -> None:
             runs[-1] = Run(last.source, last.target, last.length + count)
             return
     runs.append(Run(source, target, count))
-
-
-def translate(runs: Iterable[Run], offset: int) -> int | None:
-    """Return the target's offset for a source's offset, None without runs.
-
-    Records before the one offset are before the other, on both sides. A source offset in a gap has the target offset
-    after the last record before it; one before all runs has the first run's.
-    """
-    result = None
-    for run in runs:
-        if run.source > offset:
-            return run.target if result is None else result
-        result = run.target + min(offset - run.source, run.length)
-    return result

@@ -18,6 +18,7 @@ from onceflow.client.records import next_offset
 from onceflow.client.transactional import TRANSACTION_TIMEOUT_MS, TransactionalProducer
 from onceflow.mirror.adoption import Adoption, ends_of
 from onceflow.mirror.copying import Copy, copies
+from onceflow.mirror.offset_log import OffsetLog
 from onceflow.mirror.offset_map import Run, extend, map_records
 from onceflow.mirror.positions import OWNER_KEY, Names, Position, owner_value, position_key, read_stored
 from onceflow.mirror.progress import Progress
@@ -33,6 +34,7 @@ REQUEST_BYTES = 4 * 1024 * 1024
 WAIT_MS = 500
 """Maximum wait for new records, and for the notice of a stop."""
 REFRESH_S = 5.0
+TRIM_S = 60.0
 SHOWN_EVERY_S = 1.0
 """Interval of the commits to the group that shows the progress."""
 
@@ -51,6 +53,7 @@ class Settings:
     interval_ms: int = 100
     retry_timeout_s: float = 300.0
     refresh_s: float = REFRESH_S
+    trim_s: float = TRIM_S
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
 
 
@@ -117,6 +120,7 @@ class Session:
         """Partitions that are read, rotated so that each is the first of a fetch in turn."""
         self._until: dict[TopicPartition, int] = {}
         self._refreshed_s = -float("inf")
+        self._trimmed_s = context.clock()
         self._shown_s = -float("inf")
         self._shown: dict[TopicPartition, int] = {}
 
@@ -135,6 +139,7 @@ class Session:
             try:
                 if self._context.clock() - self._refreshed_s >= self._settings.refresh_s:
                     self._refresh()
+                    self._trim()
                 if once and self._is_complete():
                     break
                 work = self._collect(is_stopping)
@@ -148,6 +153,12 @@ class Session:
                 self._refresh()
             self._show_progress()
         self._show_progress(at_end=True)
+
+    def _trim(self) -> None:
+        """Delete what no group can need from the map of offsets, from time to time."""
+        if self._context.clock() - self._trimmed_s >= self._settings.trim_s:
+            OffsetLog(self._target, self._context.names).trim(self._source)
+            self._trimmed_s = self._context.clock()
 
     def _is_complete(self) -> bool:
         return all(self._positions[partition].source_offset >= self._until[partition] for partition in self._order)

@@ -57,6 +57,30 @@ def test_its_lag_is_in_the_status(run: Run, bootstrap: str, filled: Fill, target
     assert group["lag"]["messages"] == 1
 
 
+def test_groups_are_translated_at_the_end(
+    run: Run, bootstrap: str, filled: Fill, target: str, cluster: Cluster
+) -> None:
+    topic = filled([b"a", b"b", b"c"])
+    cluster.commit_offsets(topic, topic, {0: 2})
+    words = ("mirror", "--from", bootstrap, "--to", target, "--topics", topic, "--name", topic, "--once")
+    result = run(*words, "--groups", topic, "--groups-every", "100")
+    assert result.returncode == 0, result.stderr
+    with Cluster(target) as connected:
+        assert connected.committed_offsets(topic, topic) == {0: 2}
+
+
+def test_an_error_of_groups_stops_it(run: Run, bootstrap: str, filled: Fill, target_broker: Broker) -> None:
+    topic = filled([b"a"])
+    with Cluster(bootstrap) as cluster:
+        cluster.commit_offsets(topic, topic, {0: 1})
+    target_broker.faults.fail("OffsetCommit", "GROUP_AUTHORIZATION_FAILED", times=None)
+    words = ("mirror", "--from", bootstrap, "--to", target_broker.bootstrap_servers, "--topics", topic, "--name", topic)
+    result = run(*words, "--groups", topic, "--groups-every", "0.1")
+    target_broker.faults.clear()
+    assert result.returncode == 1
+    assert "GROUP_AUTHORIZATION_FAILED" in result.stderr
+
+
 def test_wrong_options_are_usage_errors(run: Run, bootstrap: str, target: str, tmp_path: Path) -> None:
     def refused(*words: str) -> str:
         result = run("mirror", "--from", bootstrap, "--to", target, *words)

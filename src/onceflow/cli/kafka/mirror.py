@@ -31,9 +31,9 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
-def _pattern(context: click.Context, parameter: click.Parameter, value: str) -> re.Pattern[str]:
+def _pattern(context: click.Context, parameter: click.Parameter, value: str | None) -> re.Pattern[str] | None:
     try:
-        return re.compile(value)
+        return None if value is None else re.compile(value)
     except re.error as error:
         raise click.BadParameter(f"'{value}' is not a valid regular expression: {error}") from error
 
@@ -69,6 +69,21 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     callback=_name,
     help="Name of the mirror, under which the target keeps its positions. Of two with one name only the newer runs.",
+)
+@click.option(
+    "--groups",
+    callback=_pattern,
+    metavar="REGEX",
+    help="Regular expression for the whole names of consumer groups whose offsets are translated; groups with members "
+    "in the target keep theirs.  [default: no groups]",
+)
+@click.option(
+    "--groups-every",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two translations.",
 )
 @click.option("--once", is_flag=True, help="End when everything is mirrored that the source has at the start.")
 @click.option(
@@ -148,6 +163,7 @@ def mirror(source: str, target: str, **options: Any) -> None:
             serving_metrics(options["metrics_host"], options["metrics_port"], collect),
             _stopping() as stop,
             _reporting(running.progress, options["report_every"], as_json=options["as_json"]),
+            _translating(source, target, options, stop),
         ):
             running.run(stop.is_set, once=options["once"])
 
@@ -230,6 +246,39 @@ def _reporting(progress: "Progress", every_s: float, *, as_json: bool) -> Iterat
         ended.set()
         thread.join()
         report()
+
+
+@contextlib.contextmanager
+def _translating(source: str, target: str, options: dict[str, Any], stop: threading.Event) -> Iterator[None]:
+    """Translate the offsets of groups in a thread, and a last time at the end; its error stops the mirror."""
+    if options["groups"] is None:
+        yield
+        return
+    from onceflow.errors import OnceflowError
+    from onceflow.mirror.groups import GroupOffsets, follow_groups
+    from onceflow.mirror.positions import Names
+
+    ended = threading.Event()
+    errors: list[OnceflowError] = []
+    with _cluster(source, options["from_config"]) as from_cluster, _cluster(target, options["to_config"]) as to_cluster:
+        offsets = GroupOffsets(from_cluster, to_cluster, Names(options["name"]), options["groups"])
+
+        def follow() -> None:
+            try:
+                follow_groups(offsets, ended, options["groups_every"])
+            except OnceflowError as error:
+                errors.append(error)
+                stop.set()
+
+        thread = threading.Thread(target=follow, name="mirror-groups", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _collector(running: "Mirror") -> "Callable[[], Iterable[Metric]]":
