@@ -10,13 +10,26 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import against_kafka, connector, in_process, load, memory, pipeline, queues, secured, start, stored
+from benchmarks import (
+    against_kafka,
+    cluster,
+    connector,
+    in_process,
+    load,
+    memory,
+    pipeline,
+    queues,
+    secured,
+    start,
+    stored,
+)
 from benchmarks.figures import Figures, Table
 
 TABLES = (
     against_kafka.TABLE,
     secured.TABLE,
     stored.TABLE,
+    cluster.TABLE,
     queues.TABLE,
     memory.TABLE,
     start.TABLE,

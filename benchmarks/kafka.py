@@ -39,6 +39,8 @@ class KafkaProcess:
     """A running Kafka; use as a context."""
 
     name = "Apache Kafka " + VERSION
+    heap: tuple[str, ...] = ("-Xms1g", "-Xmx1g")
+    """Options of the JVM: those of Kafka's own scripts."""
 
     def __init__(
         self,
@@ -96,9 +98,7 @@ class KafkaProcess:
     def _run(self, *arguments: str) -> subprocess.Popen[bytes]:
         java = str(services.find_java(self.directory / "java") / "bin" / "java")
         with (self.directory / "server.log").open("ab") as log:
-            return subprocess.Popen(
-                [java, "-Xms1g", "-Xmx1g", "-cp", self.classpath, *arguments], stdout=log, stderr=log
-            )
+            return subprocess.Popen([java, *self.heap, "-cp", self.classpath, *arguments], stdout=log, stderr=log)
 
     def start(self) -> "KafkaProcess":
         """Start, a second time too after `stop` or `kill`, and wait until it listens."""

@@ -54,6 +54,9 @@ class Broker(Protocol):
     @property
     def bootstrap(self) -> str: ...
 
+    @property
+    def pid(self) -> int: ...
+
     def start(self) -> object: ...
 
     def kill(self) -> None: ...
@@ -63,6 +66,8 @@ class Broker(Protocol):
 
 class KafkaBroker(KafkaOnZooKeeper):
     """An Apache Kafka as one broker of the cluster."""
+
+    heap = ("-Xmx512m",)
 
     def __init__(self, broker_id: int, directory: Path, classpath: Path, connect: str, more: Mapping[str, str]) -> None:
         super().__init__(directory, classpath, connect)
@@ -77,6 +82,13 @@ class KafkaBroker(KafkaOnZooKeeper):
     def format(self) -> None:
         self.directory.mkdir()
         self._properties.write_text(self._text)
+
+
+class OnceflowBroker(BrokerProcess):
+    """One of ours, which may start slowly while the machine is busy."""
+
+    def _first_line(self, _timeout_seconds: float) -> str:
+        return super()._first_line(WITHIN_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -184,7 +196,7 @@ def replicated_cluster(
             else:
                 named = {"zookeeper.connect": tree.connect, "broker.id": str(broker_id), **settings}
                 options = [word for name, value in named.items() for word in (f"--{name.replace('.', '-')}", value)]
-                brokers[broker_id] = stack.enter_context(BrokerProcess(place, 0, *options))
+                brokers[broker_id] = stack.enter_context(OnceflowBroker(place, 0, *options))
                 data[broker_id] = place
         yield ReplicatedCluster(tree, brokers, data)
 
