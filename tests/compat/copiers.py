@@ -18,12 +18,10 @@ END_SECONDS = 90
 class JavaTool:
     """One of Kafka's tools in a process of its own; files in `directory` have its output since its last start."""
 
-    def __init__(
-        self, name: str, jars: Path, directory: Path, tool: str, *arguments: str, package: str = PACKAGE
-    ) -> None:
+    def __init__(self, name: str, jars: Path, directory: Path, tool: str, *arguments: str) -> None:
         self.name = name
         self._directory = directory
-        self._command = ["java", "-cp", f"{jars}/*", f"{package}.{tool}", *arguments]
+        self._command = ["java", "-cp", f"{jars}/*", f"{PACKAGE}.{tool}", *arguments]
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:

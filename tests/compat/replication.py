@@ -1,9 +1,8 @@
 """Kafka's replication test: brokers of a cluster are stopped or killed while idempotent producers send.
 
 Rules: tests/kafkatest/tests/core/replication_test.py of Apache Kafka 3.9. Added here: both victims at once, the order
-within each producer and partition, a comparison of the replicas' logs, and Kafka's ReplicaVerificationTool (2.8's,
-because 3.9's sends Fetch 17 without asking what a broker serves). Each broker is Onceflow's or an Apache Kafka 3.9. The
-client is librdkafka.
+within each producer and partition, a comparison of the replicas' logs, and Kafka's ReplicaVerificationTool. Each
+broker is Onceflow's or an Apache Kafka 3.9. The client is librdkafka.
 """
 
 import re
@@ -40,7 +39,7 @@ SETTINGS: Mapping[str, str] = {
     "default.replication.factor": "3",
 }
 """Settings of each broker; the topic has those of Kafka's test."""
-TOOL_VERSION = "2.8.2"
+TOOL_VERSION = "3.9.1"
 ONCEFLOW, KAFKA = "Onceflow", "Apache Kafka"
 REPORT = re.compile(rb"max lag is (-?\d+) for partition \S+ at offset (\d+) among (\d+) partitions")
 
@@ -335,9 +334,9 @@ def bounce(cluster: ReplicatedCluster, load: Load, cell: Cell) -> None:
 
 def verify_replicas(cluster: ReplicatedCluster, jars: Path, directory: Path) -> None:
     """Let Kafka's ReplicaVerificationTool read all replicas from their first record, until its lag is 0."""
-    options = {"--broker-list": cluster.bootstrap, "--topic-white-list": TOPIC, "--time": "-2", "--max-wait-ms": "100"}
+    options = {"--broker-list": cluster.bootstrap, "--topics-include": TOPIC, "--time": "-2", "--max-wait-ms": "100"}
     words = [word for option in (options | {"--report-interval-ms": "200"}).items() for word in option]
-    tool = JavaTool("verification", jars, directory, "ReplicaVerificationTool", *words, package="kafka.tools")
+    tool = JavaTool("verification", jars, directory, "ReplicaVerificationTool", *words)
 
     def has_no_lag() -> bool:
         assert tool.code is None, (tool.printed, tool.log)
