@@ -22,9 +22,9 @@ from onceflow.client.classic import (
 from onceflow.client.classic.connector import ConsumerFailed
 from onceflow.client.classic.settings import InvalidSetting
 from onceflow.client.classic.streams import MessageStream
-from onceflow.client.classic.topic_filter import InvalidFilter
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import BrokerUnreachable
+from onceflow.client.topic_filter import InvalidFilter
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.testing import Broker
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from onceflow.client.classic.topic_filter import Blacklist, Whitelist
 from onceflow.client.registry import nodes
 from onceflow.client.registry.nodes import BrokerNode, DamagedNode, Registration, decode_registration
+from onceflow.client.topic_filter import Blacklist, Whitelist
 
 
 def test_registration_is_kafkas() -> None:

@@ -21,8 +21,8 @@ from onceflow.client.classic.producer import Producer
 from onceflow.client.classic.send_queue import QueueFull
 from onceflow.client.classic.sender import SendFailed
 from onceflow.client.classic.simple_consumer import FetchRequest, MessageSet, SimpleConsumer
-from onceflow.client.classic.topic_filter import Blacklist, TopicFilter, Whitelist
 from onceflow.client.cluster import EARLIEST, LATEST
+from onceflow.client.topic_filter import Blacklist, TopicFilter, Whitelist
 
 __all__ = [
     "EARLIEST",

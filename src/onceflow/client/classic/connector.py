@@ -32,9 +32,9 @@ from onceflow.client.classic.settings import (
     text,
 )
 from onceflow.client.classic.streams import ConsumerFailed, ConsumerTimeout, MessageStream
-from onceflow.client.classic.topic_filter import TopicFilter
 from onceflow.client.errors import ClientError
 from onceflow.client.librdkafka import error_text
+from onceflow.client.topic_filter import TopicFilter
 from onceflow.errors import missing_package
 
 if TYPE_CHECKING:

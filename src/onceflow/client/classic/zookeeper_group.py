@@ -27,13 +27,13 @@ from onceflow.client.classic.membership import (
 )
 from onceflow.client.classic.settings import InvalidSetting
 from onceflow.client.classic.streams import ConsumerFailed, MessageStream
-from onceflow.client.classic.topic_filter import Blacklist, Whitelist
 from onceflow.client.librdkafka import error_text
 from onceflow.client.registry import nodes
 from onceflow.client.registry.assignment import Assign, Assignment, assign_range, assign_round_robin
 from onceflow.client.registry.member import Member, PartitionsOwned, Seen, SessionEnded
 from onceflow.client.registry.nodes import Registration
 from onceflow.client.registry.offsets import ZooKeeperOffsets
+from onceflow.client.topic_filter import Blacklist, Whitelist
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from onceflow.client.classic.topic_filter import Blacklist, Whitelist
 from onceflow.client.errors import ClientError
+from onceflow.client.topic_filter import Blacklist, Whitelist
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
 
