@@ -38,8 +38,10 @@ if CLASS_ARCHIVE.exists() and CLASS_ARCHIVE.stat().st_size:
     JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}", "-Xlog:disable"]
 os.environ.setdefault("JDK_JAVA_OPTIONS", " ".join(JAVA_OPTIONS))
 
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Generated code takes longer to compile than the few rows of a test to interpret. Runs of commands generate it."""
+INTERPRETED = "--conf spark.sql.codegen.wholeStage=false --conf spark.sql.codegen.factoryMode=NO_CODEGEN"
+"""Code takes longer to generate and compile than the few rows of a test to interpret. The demo's test generates it."""
+
+os.environ.setdefault("PYSPARK_SUBMIT_ARGS", f"{INTERPRETED} pyspark-shell")
 
 # By default an example over 200 ms, or one that is slow to generate, is an error. Results must not depend on the load
 # of the machine.
@@ -341,9 +343,7 @@ def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     from onceflow.spark.session import build_session
 
     log_file = tmp_path_factory.mktemp("spark") / "spark.log"
-    session = build_session(
-        "onceflow-tests", "local[2]", java_home=java_home, log_file=log_file, extra_conf=INTERPRETED
-    )
+    session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
     yield session
     session.stop()
 
