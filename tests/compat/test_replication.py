@@ -30,8 +30,11 @@ def test_one_bounce_loses_no_record(tree: Tree, tmp_path: Path) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_kafkas_replication_test(cell: Cell, tree: Tree, tmp_path: Path) -> None:
-    """Acknowledged records are consumed once and in order while leader, controller or both are stopped or killed, once
-    or five times; the replicas' logs are equal, and Kafka's ReplicaVerificationTool reports no lag."""
+    """Acknowledged records are consumed once and in order while brokers are stopped or killed; the replicas are equal.
+
+    Victims are the leader, the controller or both, once or five times. The replicas' logs are compared, and Kafka's
+    ReplicaVerificationTool reports no lag.
+    """
     with replicated_cluster(tree, tmp_path) as cluster:
         print(run(cluster, cell, kafka_jars(TOOL_VERSION), tmp_path))
 
