@@ -113,6 +113,17 @@ def test_throttle_times_are_kafkas(steps: list[tuple[int, int]], wait_ms: int) -
     assert rate.throttle_ms(1000, now_ms) == kafkas_throttle_ms(events, 1000, now_ms)
 
 
+@pytest.mark.parametrize(("seconds", "low", "high"), [(30, 1.10, 1.11), (300, 1.00, 1.05)])
+def test_a_greedy_client_has_bursts(seconds: int, low: float, high: float) -> None:
+    """It uses all windows at once at the start, and again when they have passed; Kafka's rules allow it."""
+    rate, now_ms, used = Rate(SAMPLES, WINDOW_MS), 0, 0
+    while now_ms < seconds * 1000:
+        rate.record(100, now_ms)
+        used += 100
+        now_ms += rate.throttle_ms(10_000, now_ms)
+    assert low < used / (10_000 * seconds) < high
+
+
 def test_known_clients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onceflow.broker.security.quota_usage.CLIENTS_MAX", 3)
     quotas, clock = ClientQuotas(), ManualClock()
