@@ -78,10 +78,11 @@ def test_records_before_the_position_are_skipped() -> None:
     assert values_of([copy]) == [b"b", LARGE]
 
 
-def test_compacted_batches_are_numbered_again() -> None:
+@pytest.mark.parametrize("delete_horizon_ms", [None, 5])
+def test_compacted_batches_are_numbered_again(delete_horizon_ms: int | None) -> None:
     original = batch(0, *[LARGE] * 4)
     kept = [record for record in decode_batch(original) if record.offset in (1, 3)]
-    compacted = encode_retained(read_header(original), kept, delete_horizon_ms=5)
+    compacted = encode_retained(read_header(original), kept, delete_horizon_ms=delete_horizon_ms)
     (copy,) = copies(fetched(bytes(compacted)), 0, None)
     assert copy.ranges == (SourceRange(1, 1), SourceRange(3, 1))
     assert [(record.offset, record.timestamp_ms) for record in decoded(copy)] == [(0, 1_001), (1, 1_003)]
