@@ -1,10 +1,19 @@
-"""Replication: what leader, follower and controller may forget, each found by the simulation of a cluster."""
+"""Replication: what leader, follower and controller may forget; most is found by the simulation of a cluster."""
 
 from tests.mutants.mutant import Mutant
 
 _SIMULATION = "broker/cluster/test_replica_simulation.py::test_replicas_keep_acknowledged_records"
 _REPLICAS = "broker/cluster/replicas.py"
 _FETCHER = "broker/cluster/fetcher.py"
+_CONTROLLER = "broker/cluster/controller.py"
+_STATE = "broker/cluster/state.py"
+_REPLICATION = "broker/cluster/replication.py"
+_ASSIGNMENT = "broker/topics/assignment.py"
+_UNCLEAN = "broker/cluster/test_controller.py::test_unclean_election_only_where_allowed"
+_RACKS = "broker/cluster/test_racks.py::test_replicas_are_spread_over_racks"
+_IN_RACKS = "broker/cluster/test_racks.py::test_replicas_are_in_different_racks"
+_IN_RACK = "broker/cluster/test_racks.py::test_the_most_advanced_follower_is_preferred"
+_AFTER_A_START = "broker/cluster/test_replicas.py::test_stored_high_watermark_holds_after_a_start"
 
 MUTANTS = (
     # The high watermark ignores replicas that the controller was asked to add (KIP-497).
@@ -112,5 +121,71 @@ MUTANTS = (
         "                except TypeError:\n                    raise\n"
         "                else:\n                    # After an error too",
         _SIMULATION,
+    ),
+    # A replica that was not in sync leads although the configuration forbids it.
+    Mutant(_STATE, "    if unclean:\n        for broker", "    if live:\n        for broker", _UNCLEAN),
+    # After an unclean election the former in-sync replicas still count.
+    Mutant(
+        _STATE,
+        "return Elected(broker, (broker,), is_unclean=True)",
+        "return Elected(broker, (broker, *isr), is_unclean=True)",
+        "broker/cluster/test_controller.py::test_an_unclean_leader_is_alone_in_sync",
+    ),
+    # Other brokers do not learn that the leader recovers (KIP-704).
+    Mutant(_CONTROLLER, "changed = replace(changed, is_recovering=True)", "changed = replace(changed)", _UNCLEAN),
+    # The configuration of one topic lets others elect.
+    Mutant(
+        _CONTROLLER,
+        "if place[0] in self.deleting or name not in (None, place[0]):",
+        "if place[0] in self.deleting:",
+        "broker/cluster/test_controller.py::test_a_configuration_allows_an_unclean_election",
+    ),
+    # A request for an unclean election replaces a live leader.
+    Mutant(
+        _CONTROLLER,
+        "if is_online and (unclean or state.leader == wanted.replicas[0]):",
+        "if is_online and not unclean and state.leader == wanted.replicas[0]:",
+        "broker/cluster/test_controller.py::test_unclean_election_by_request",
+    ),
+    # A leader that was elected cleanly recovers.
+    Mutant(
+        _CONTROLLER,
+        "if wish.is_recovering and (len(wish.isr) > 1 or not state.is_recovering):",
+        "if wish.is_recovering and len(wish.isr) > 1:",
+        "broker/cluster/test_controller.py::test_alter_partition",
+    ),
+    # Two replicas are in one rack although another one has none.
+    Mutant(_ASSIGNMENT, "(racks[broker] not in used or len(used) == rack_count)", "True", _IN_RACKS),
+    # Leaders go round the brokers of one rack first.
+    Mutant(
+        _ASSIGNMENT,
+        "brokers += [of_rack.pop(0) for of_rack in left.values() if of_rack]",
+        "brokers += [of_rack.pop(0) for of_rack in left.values() for _ in range(len(of_rack))]",
+        _RACKS,
+    ),
+    # A client is sent to a follower that is not in sync, in another rack, or without the records before its offset.
+    Mutant(_REPLICATION, "if broker_id in self.state.isr and racks", "if racks", _IN_RACK),
+    Mutant(_REPLICATION, "and racks.get(broker_id) == rack and", "and", _IN_RACK),
+    Mutant(_REPLICATION, " and follower.end_offset >= offset\n", "\n", _IN_RACK),
+    # A client is sent away from the leader in its rack, or to a follower that is behind another one.
+    Mutant(
+        _REPLICATION,
+        "if racks.get(self._replication.broker_id) == rack:\n            return None\n",
+        "if racks.get(self._replication.broker_id) == rack:\n            return self._replication.broker_id\n",
+        _IN_RACK,
+    ),
+    Mutant(_REPLICATION, "(follower.end_offset, follower.caught_up_ms, broker_id)", "(broker_id,)", _IN_RACK),
+    # After a start readers see what other replicas may not have, or less than they saw.
+    Mutant(_REPLICATION, "wait_for_replicas(stored)", "wait_for_replicas(partition.log.log_end_offset)", _SIMULATION),
+    Mutant(_REPLICATION, "wait_for_replicas(stored)", "wait_for_replicas(0)", _AFTER_A_START),
+    # The stored high watermark is the end of the log, or stays above a truncation.
+    Mutant(
+        "broker/storage/housekeeping.py",
+        "(partition.topic, partition.index): partition.log.high_watermark\n",
+        "(partition.topic, partition.index): partition.log.log_end_offset\n",
+        _SIMULATION,
+    ),
+    Mutant(
+        _FETCHER, "        if truncation.offset < visible:\n", "        if truncation.offset > visible:\n", _SIMULATION
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 from onceflow.broker.cluster import decision
 from onceflow.broker.cluster.controller import AlteredPartition, Controller, PartitionImage
 from onceflow.broker.cluster.decision import Decision, Unclean, Write
-from onceflow.broker.cluster.state import LiveBroker, Replicas, State
+from onceflow.broker.cluster.state import Elected, LiveBroker, Replicas, State, elect_offline
 from onceflow.broker.config import Endpoint
 from onceflow.wire.apis import LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
 from onceflow.wire.errors import ErrorCode
@@ -110,6 +110,10 @@ def test_unclean_election_only_where_allowed(unclean: bool) -> None:
     assert (partition.leader, partition.isr, partition.is_recovering) == (
         (2, (2,), True) if unclean else (NO_LEADER, (1,), False)
     )
+
+
+def test_an_unclean_leader_is_alone_in_sync() -> None:
+    assert elect_offline([1, 2, 3], [1], {2, 3}, unclean=True) == Elected(2, (2,), is_unclean=True)
 
 
 def test_a_configuration_allows_an_unclean_election() -> None:

@@ -4,10 +4,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from onceflow.broker.cluster.replicas import Lag, LeaderState
+from onceflow.broker.cluster.replication import Led
 from onceflow.broker.topics.assignment import alternating, assign_to_racks
 from onceflow.broker.topics.topics import NewTopic, TopicRefused, Topics
 from onceflow.wire import fetch
@@ -31,6 +36,16 @@ def test_replicas_are_spread_over_racks() -> None:
     assert assign_to_racks(racks, 2, 3, start=0, shift=0, first=5) == [(2, 0, 3), (0, 4, 2)]
 
 
+@pytest.mark.parametrize("racks", ["aabb", "aaaab", "abbccc", "abbbbc"])
+def test_replicas_are_in_different_racks(racks: str) -> None:
+    """Racks of different sizes; the second and third replica avoid the racks of those before."""
+    of_broker = dict(enumerate(racks))
+    for shift in range(len(racks)):
+        for replicas in assign_to_racks(of_broker, 20, 3, start=shift, shift=shift):
+            assert len(set(replicas)) == 3
+            assert len({racks[broker] for broker in replicas}) == len(set(racks)), (shift, replicas)
+
+
 def test_all_brokers_need_a_rack() -> None:
     topics = Topics(1, 1, 100)
     topics.brokers, topics.racks = (1, 2), {1: "a"}
@@ -38,6 +53,31 @@ def test_all_brokers_need_a_rack() -> None:
         topics.decide_create(NewTopic("clicks", 2, 2))
     topics.racks = {1: "a", 2: "b"}
     assert len(topics.decide_create(NewTopic("clicks", 2, 2))) == 3
+
+
+@pytest.mark.parametrize(
+    ("rack", "offset", "preferred"),
+    [("b", 0, 3), ("b", 8, 3), ("b", 10, None), ("a", 0, None), ("c", 0, None), ("d", 0, None)],
+)
+def test_the_most_advanced_follower_is_preferred(rack: str, offset: int, preferred: int | None) -> None:
+    """It is in sync, in the client's rack, and has the records before its offset. Broker 1 leads, 5 is not in sync."""
+    racks = {1: "a", 2: "b", 3: "b", 4: "b", 5: "c"}
+    state = LeaderState(1, Epoch(), Lag(), epoch_start_offset=0, now_ms=0)
+    for broker_id, end_offset in ((2, 7), (3, 9), (4, 5), (5, 9)):
+        assert state.fetched(broker_id, end_offset, 10, 1)
+    stood_in: Any = SimpleNamespace(broker_id=1)
+    led = Led(stood_in, stood_in, UUID(int=1), state)
+    assert led.preferred_replica(rack, offset, racks) == preferred
+
+
+class Epoch(NamedTuple):
+    """State of a partition whose replica 5 is not in sync."""
+
+    isr: tuple[int, ...] = (1, 2, 3, 4)
+    partition_epoch: int = 0
+    replicas: tuple[int, ...] = (1, 2, 3, 4, 5)
+    leader: int = 1
+    leader_epoch: int = 0
 
 
 @pytest.fixture

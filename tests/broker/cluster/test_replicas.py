@@ -1,10 +1,20 @@
 """The leader's state machine: high watermark, in-sync replicas, and what the controller is asked for."""
 
-from typing import NamedTuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 
 from onceflow.broker.cluster.replicas import UNKNOWN_OFFSET, Follower, Lag, LeaderState
+from onceflow.broker.cluster.replication import Replication
+from onceflow.broker.loop.deferred import DeferredCalls
+from onceflow.broker.storage.partitions import Partition
+from onceflow.log.config import LogConfig
+from onceflow.log.partition import PartitionLog
+from onceflow.testing import FaultyDisk, ManualClock
+from tests.log.partition_logs import batch
 
 LAG = Lag(time_max_ms=1000, messages_max=100)
 
@@ -134,3 +144,37 @@ def test_older_states_are_ignored() -> None:
     state.update(State((1, 4), partition_epoch=4, replicas=(1, 4)), 7)
     assert (state.isr, set(state.followers)) == ({1, 4}, {4})
     assert state.followers[4].caught_up_ms == 7
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_stored_high_watermark_holds_after_a_start(tmp_path: Path, leads: bool) -> None:
+    """A power cut leaves more records on the disk than readers may see; the file says how many they are."""
+    disk, clock = FaultyDisk(tmp_path), ManualClock()
+
+    def opened() -> PartitionLog:
+        return PartitionLog.open(tmp_path / "t-0", LogConfig(), disk=disk, clock=clock, clean=False, is_replica=True)
+
+    log = opened()
+    for value in (b"first", b"second", b"third"):
+        log.append(batch(value, timestamp_ms=0))
+    log.close()
+    partition = Partition("t", 0, opened())
+    stood_in: Any = SimpleNamespace(follow=lambda *_arguments: None, remove=lambda _place, removed: removed())
+    stood_in.alter_partition = None
+    replication = Replication(
+        1,
+        stood_in,
+        lag=LAG,
+        clock=clock,
+        deferred=DeferredCalls(),
+        is_alive=lambda _broker_id: True,
+        controller=stood_in,
+        stored_high_watermark=lambda topic, index: {("t", 0): 2}[topic, index],
+    )
+    state: Any = State()
+    if leads:
+        replication.lead(partition, UUID(int=1), state, lambda: None)
+    else:
+        replication.follow(partition, state)
+    assert (partition.log.high_watermark, partition.log.log_end_offset) == (2, 3)
+    partition.log.close()

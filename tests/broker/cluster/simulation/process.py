@@ -27,10 +27,12 @@ from onceflow.broker.network.reply import Reply
 from onceflow.broker.network.request import Request
 from onceflow.broker.security.authorizer import FULL_ACCESS
 from onceflow.broker.storage import group_commit
+from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
 from onceflow.broker.storage.partitions import Partition, Partitions, Place
 from onceflow.broker.topics.topics import Topic
 from onceflow.log.config import LogConfig
+from onceflow.log.offset_checkpoint import HIGH_WATERMARK_FILE, OffsetCheckpoint
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
 from onceflow.wire import apis
@@ -92,6 +94,7 @@ class Process:
         self.threads: list[SteppedThread] = [SteppedThread("housekeeping")]
         self.partitions = Partitions()
         self.is_up, self.is_frozen = True, False
+        self.high_watermarks = OffsetCheckpoint(self.disk, self._root / HIGH_WATERMARK_FILE)
         with self.inside():
             self._build()
             for place in self._registry.replicas:
@@ -121,7 +124,7 @@ class Process:
             address_of=view.inter_broker_address,
             advance_start=ANYTHING(),
             is_busy=lambda _partition: False,
-            lower_high_watermark=lambda _place, _offset: None,
+            lower_high_watermark=lambda place, offset: self.high_watermarks.replace({place: offset}),
         )
         self.replication = Replication(
             self.id,
@@ -131,7 +134,7 @@ class Process:
             deferred=deferred,
             is_alive=lambda broker_id: broker_id in view.brokers,
             controller=ControllerClient(self.id, ToController(view, f"broker-{self.id}"), stood_in),
-            stored_high_watermark=lambda _topic, _index: 0,
+            stored_high_watermark=self.high_watermarks.get,
         )
         operations = ANYTHING(host=self._host)
         self.member = Member(
@@ -215,6 +218,21 @@ class Process:
         if self.is_up and self.metadata is not None:
             with self.inside():
                 self.metadata.look()
+
+    def checkpoint(self) -> None:
+        """Store the high watermarks, as the housekeeping does from time to time."""
+        stood_in: Any = ANYTHING(
+            _partitions=self.partitions,
+            _directory=ANYTHING(high_watermarks=self.high_watermarks),
+            _in_thread=lambda work: self.loop.run_in_executor(self.threads[0], work),
+        )
+
+        async def store() -> None:
+            with contextlib.suppress(OSError):
+                await Housekeeping.store_high_watermarks(stood_in)
+
+        with self.inside():
+            self.loop.create_task(store())
 
     def serve(self, frame: bytes, line: Line) -> None:
         """Handle a request of another broker."""

@@ -121,10 +121,13 @@ class World:
             self.chance.choice(self._faults)(self, process)
         elif process.is_up and not process.is_frozen:
             place = self.chance.choice(list(self.registry.replicas))
-            if self.chance.random() < 0.8:
+            kind = self.chance.random()
+            if kind < 0.75:
                 self.produce(process, place)
-            else:
+            elif kind < 0.95:
                 self.consume(process, place)
+            else:
+                process.checkpoint()
 
     def produce(self, process: Process, place: Place) -> None:
         """Append a record with acks=all where the process believes to lead."""
