@@ -81,6 +81,8 @@ class Trio:
         admin.create_topics([topic], request_timeout=120)[name].result(120)
         self.await_replicas(name, partitions)
         yield name
+        # The controller may be another one now.
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap})
         admin.delete_topics([name], request_timeout=120)[name].result(120)
         until(lambda: not self.tree.exists(f"/brokers/topics/{name}"), lambda: f"{name} is not deleted")
 
