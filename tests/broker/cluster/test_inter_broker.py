@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceflow.broker.cluster import security_nodes
@@ -93,6 +93,9 @@ def settings_of(tree: Tree, broker_id: int, more: Settings) -> Settings:
         "authorizer.class.name": ACL_AUTHORIZER,
         "super.users": "User:broker",
         "allow.everyone.if.no.acl.found": "true",
+        "transaction.state.log.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
         **more,
     }
 
@@ -119,6 +122,22 @@ def replicate(tree: Tree, brokers: dict[int, ConfiguredBroker]) -> None:
     assert errors == [None] * 40
 
 
+def transact(bootstrap: str) -> None:
+    """Commit a record in each partition: the coordinator sends markers to the other broker, and is asked by it."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "ada", "linger.ms": 0})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for partition in range(4):
+        producer.produce("visits", b"committed", partition=partition)
+    producer.commit_transaction(60)
+    settings = {"group.id": "reader", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+    consumer = Consumer({"bootstrap.servers": bootstrap, **settings})
+    consumer.assign([TopicPartition("visits", partition, 10) for partition in range(4)])
+    values = [message.value() for message in consumer.consume(4, 60)]
+    consumer.close()
+    assert values == [b"committed"] * 4
+
+
 @pytest.mark.parametrize("secured", [with_client_certificates, with_plain, with_scram], ids=lambda of: of.__name__)
 def test_brokers_replicate(tree: Tree, tls: Settings, tmp_path: Path, secured: Callable[[Settings], Settings]) -> None:
     """Requests between brokers are those of the user `broker`; others may send none."""
@@ -127,6 +146,7 @@ def test_brokers_replicate(tree: Tree, tls: Settings, tmp_path: Path, secured: C
     with ConfiguredBroker(tmp_path / "1", settings_of(tree, 1, secured(tls))) as first:
         with ConfiguredBroker(tmp_path / "2", settings_of(tree, 2, secured(tls))) as second:
             replicate(tree, {1: first, 2: second})
+            transact(f"{first.addresses['OUT']},{second.addresses['OUT']}")
             registered = tree.json("/brokers/ids/1")
             assert [endpoint.partition(":")[0] for endpoint in registered["endpoints"]] == ["OUT", "IN"]
         states = [tree.json(f"/brokers/topics/visits/partitions/{index}/state") for index in range(4)]
