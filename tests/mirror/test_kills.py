@@ -27,8 +27,8 @@ PAUSE_S = (0.0, 3.0)
 START_ATTEMPTS = 5
 PROGRESS_S = 180.0
 """Maximum time without a commit: a killed writer's open transaction ends after 60 s."""
-UNREACHED = "no Kafka broker responds"
-"""End of a mirror that is started while a broker is down, as by a supervisor."""
+UNREACHED = ("no Kafka broker responds", "does not respond like a Kafka broker", "the connection to")
+"""Ends of a mirror that is started while a broker is down or being killed; it is started again, as by a supervisor."""
 
 
 class MirrorProcess:
@@ -136,7 +136,7 @@ def await_progress(mirror: MirrorProcess, bootstrap: str) -> int:
         while progress_of(cluster) <= before:
             assert time.monotonic() < deadline, "no progress"
             if mirror.exit_code is not None:
-                assert UNREACHED in mirror.last_line, mirror.last_line
+                assert any(text in mirror.last_line for text in UNREACHED), mirror.last_line
                 mirror.start()
                 starts += 1
             time.sleep(0.1)
