@@ -138,7 +138,10 @@ class Remedy(StrEnum):
     # A client of a cluster
 
     START_BROKER = "start one with 'onceflow broker'"
-    NAME_BROKER = "specify another (--bootstrap HOST:PORT; in a Spark program the option kafka.bootstrap.servers)"
+    NAME_BROKER = (
+        "specify another (--bootstrap HOST:PORT; for 'onceflow mirror' --from or --to; in a Spark program the option "
+        "kafka.bootstrap.servers)"
+    )
     LISTENER_PORT = "specify the port of a broker's {kind} listener"
     NEWER_BROKER = "use a broker of Apache Kafka 2.4 or newer"
     MORE_TIME = "increase the timeout"

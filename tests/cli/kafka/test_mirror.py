@@ -92,6 +92,7 @@ def test_wrong_options_are_usage_errors(run: Run, bootstrap: str, target: str, t
     protocol = tmp_path / "protocol.properties"
     protocol.write_text("security.protocol=TLS\n")
     assert "is not a valid regular expression" in refused("--topics", "(")
+    assert "'' matches no name; '.*' matches every one" in refused("--topics", "")
     assert "is not a valid name" in refused("--topics", "a", "--name", "a b")
     assert "unknown setting bootstrap" in refused("--topics", "a", "--from-config", str(wrong))
     assert "security.protocol" in refused("--topics", "a", "--to-config", str(protocol))

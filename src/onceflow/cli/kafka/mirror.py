@@ -32,6 +32,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def _pattern(context: click.Context, parameter: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    if value == "":
+        raise click.BadParameter("'' matches no name; '.*' matches every one")
     try:
         return None if value is None else re.compile(value)
     except re.error as error:
