@@ -41,6 +41,15 @@ def test_records_keep_everything(clusters: Clusters) -> None:
     assert (mirror.progress.records, mirror.progress.lag_messages) == (204, 0)
 
 
+def test_no_matching_topic_is_warned_about(clusters: Clusters, caplog: pytest.LogCaptureFixture) -> None:
+    clusters.run_once()
+    assert f"no topic at {clusters.source.bootstrap} matches '{clusters.topic}(-\\w+)?'; " in caplog.text
+    caplog.clear()
+    clusters.source.create_topic(clusters.topic, 1)
+    clusters.run_once()
+    assert "matches" not in caplog.text
+
+
 def test_uncommitted_records_are_mirrored_on_request(clusters: Clusters) -> None:
     clusters.source.create_topic(clusters.topic, 1)
     clusters.write("aborted", commit=False)

@@ -5,6 +5,7 @@ map of their offsets (`offset_map`). All reading from the source happens before 
 """
 
 import logging
+import math
 import re
 import time
 import uuid
@@ -23,6 +24,7 @@ from onceflow.mirror.offset_map import Run, extend, map_records
 from onceflow.mirror.positions import OWNER_KEY, Names, Position, owner_value, position_key, read_stored
 from onceflow.mirror.progress import Progress
 from onceflow.mirror.topics import Pair, Topics, id_of
+from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
 from onceflow.wire.codecs import Codec
 
@@ -119,9 +121,9 @@ class Session:
         self._order: deque[TopicPartition] = deque()
         """Partitions that are read, rotated so that each is the first of a fetch in turn."""
         self._until: dict[TopicPartition, int] = {}
-        self._refreshed_s = -float("inf")
+        self._refreshed_s = -math.inf
         self._trimmed_s = context.clock()
-        self._shown_s = -float("inf")
+        self._shown_s = -math.inf
         self._shown: dict[TopicPartition, int] = {}
 
     def begin(self) -> None:
@@ -168,6 +170,9 @@ class Session:
     def _refresh(self) -> None:
         """Follow new, larger and deleted topics. Raises MirrorStopped for one that does not fit its positions."""
         pairs = self._context.topics.pairs()
+        if not pairs and self._refreshed_s == -math.inf:
+            pattern = self._settings.topics.pattern
+            logger.warning("no topic at %s matches '%s'; %s", self._source.bootstrap, pattern, Remedy.LIST_TOPICS)
         current = {(name, number) for name, pair in pairs.items() for number in pair.source.partitions}
         deleted = {topic for topic, number in self._order if topic not in pairs}
         for topic in sorted(deleted):
