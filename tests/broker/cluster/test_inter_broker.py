@@ -93,6 +93,8 @@ def settings_of(tree: Tree, broker_id: int, more: Settings) -> Settings:
         "authorizer.class.name": ACL_AUTHORIZER,
         "super.users": "User:broker",
         "allow.everyone.if.no.acl.found": "true",
+        "offsets.topic.num.partitions": "1",
+        "offsets.topic.replication.factor": "1",
         "transaction.state.log.num.partitions": "1",
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
