@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -144,10 +144,15 @@ def _problems(topics: "Mapping[str, TopicMetadata]") -> dict[str, int]:
     return {str(problem): problems[problem] for problem in shown}
 
 
-def _messages(ends: "LogEnds", topic: str, partitions: Iterable[int]) -> int | None:
-    """Return how many offsets the log of a topic spans; None while a partition has no leader."""
+def _messages(ends: "LogEnds", topic: str, partitions: Mapping[int, int]) -> int | None:
+    """Return how many offsets the log of a topic spans; None while a partition has no leader.
+
+    `partitions`: partition → leader. The client would wait for a leader.
+    """
     from onceflow.client.errors import ClientError
 
+    if any(leader < 0 for leader in partitions.values()):
+        return None
     try:
         return sum(end - start for start, end in ends.of(topic, partitions).values())
     except ClientError:
