@@ -11,11 +11,13 @@ from tests.compat.java_programs import environment
 PACKAGES = {
     "ConsoleConsumer": "org.apache.kafka.tools.consumer",
     "ConsumerGroupCommand": "org.apache.kafka.tools.consumer.group",
-    "AclCommand": "kafka.admin",
     "ConfigCommand": "kafka.admin",
     "DumpLogSegments": "kafka.tools",
     "ReassignPartitionsCommand": "org.apache.kafka.tools.reassign",
 }
+
+PACKAGES_BEFORE_4 = {**PACKAGES, "AclCommand": "kafka.admin"}
+"""Packages of tools in releases before Kafka 4."""
 
 OF_THIS_RUN = (
     (re.compile(r"TopicId: \S+"), "TopicId: ID"),
@@ -55,7 +57,8 @@ class KafkaTools:
 
     def run(self, tool: str, *arguments: str, stdin: str = "", timeout_seconds: float = 60) -> Printed:
         """Run `tool`; `BROKER` among the arguments is the broker's address. Standard error (log4j) is ignored."""
-        package = PACKAGES.get(tool, "org.apache.kafka.tools")
+        is_before_4 = not any(self.jars.glob("kafka-clients-4.*.jar"))
+        package = (PACKAGES_BEFORE_4 if is_before_4 else PACKAGES).get(tool, "org.apache.kafka.tools")
         words = [word.replace("BROKER", self.bootstrap) for word in arguments]
         command = ["java", "-cp", f"{self.jars}/*", f"{package}.{tool}", *words]
         done = subprocess.run(
