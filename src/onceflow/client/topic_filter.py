@@ -18,37 +18,33 @@ class TopicFilter(Protocol):
         ...
 
 
-class Whitelist:
+class _ByExpression:
+    """Filter by one regular expression."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = _compile(pattern)
+
+    @property
+    def expression(self) -> str:
+        """The regular expression."""
+        return self._pattern.pattern
+
+
+class Whitelist(_ByExpression):
     """Topics whose whole name matches; a comma separates alternatives, as in `clicks,views-.*`."""
 
     kind: ClassVar[str] = "white_list"
     """Name in ZooKeeper."""
 
-    def __init__(self, pattern: str) -> None:
-        self._pattern = _compile(pattern)
-
-    @property
-    def expression(self) -> str:
-        """The regular expression."""
-        return self._pattern.pattern
-
     def allows(self, topic: str) -> bool:
         return self._pattern.fullmatch(topic) is not None
 
 
-class Blacklist:
+class Blacklist(_ByExpression):
     """Topics whose whole name does not match."""
 
     kind: ClassVar[str] = "black_list"
     """Name in ZooKeeper."""
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = _compile(pattern)
-
-    @property
-    def expression(self) -> str:
-        """The regular expression."""
-        return self._pattern.pattern
 
     def allows(self, topic: str) -> bool:
         return self._pattern.fullmatch(topic) is None
