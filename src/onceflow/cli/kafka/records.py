@@ -268,8 +268,8 @@ def consume(
       onceflow consume user_events --offset @-1h:end --format '%p %o %k %v\\n'
 
     With --zookeeper and --group the command is a member of a group, as Kafka's console consumer before 2.0: the members
-    share the partitions, and continue at the committed offsets. In a partition without one they begin at --offset, which
-    is start or end.
+    share the partitions, and continue at the committed offsets. In a partition without one they begin at --offset,
+    which is start or end.
     """
     if zookeeper is not None or group is not None:
         _consume_as_member(topic, zookeeper, group, asked, count, layout)
