@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from onceflow.cli.kafka.records import consume
+from onceflow.cli import onceflow
 from onceflow.client.classic import ConsumerConnector, MessageAndMetadata
 from onceflow.client.classic.connector import ConsumerFailed
 from onceflow.client.classic.streams import MessageStream
@@ -109,9 +109,9 @@ def test_no_zookeeper_is_reported() -> None:
 
 def test_consume_is_a_member_of_the_group(broker: Broker, tree: Tree) -> None:
     """It commits what it has printed."""
-    arguments = [TOPIC, "--zookeeper", tree.connect, "--group", GROUP, "--format", "%t %p %o %v %h\\n"]
-    printed = CliRunner().invoke(consume, [*arguments, "--count", "3"])
-    printed_then = CliRunner().invoke(consume, [*arguments, "--count", "1"])
+    arguments = ["consume", TOPIC, "--zookeeper", tree.connect, "--group", GROUP, "--format", "%t %p %o %v %h\\n"]
+    printed = CliRunner().invoke(onceflow, [*arguments, "--count", "3"])
+    printed_then = CliRunner().invoke(onceflow, [*arguments, "--count", "1"])
     assert (printed.exit_code, printed_then.exit_code) == (0, 0), (printed.output, printed_then.output)
     lines = (printed.stdout + printed_then.stdout).splitlines()
     assert sorted(lines) == [f"{TOPIC} {partition} 0 m " for partition in range(4)]
@@ -127,5 +127,5 @@ def test_consume_is_a_member_of_the_group(broker: Broker, tree: Tree) -> None:
     ],
 )
 def test_options_without_effect_are_refused(arguments: list[str], message: str) -> None:
-    refused = CliRunner().invoke(consume, [TOPIC, *arguments])
+    refused = CliRunner().invoke(onceflow, ["consume", TOPIC, *arguments])
     assert (refused.exit_code, message in refused.stderr) == (2, True)
