@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from onceflow.broker.cluster import nodes
+from onceflow.broker.cluster import nodes, view
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -171,3 +171,47 @@ def test_producer_ids_for_other_brokers(client: RawClient, tree: Tree) -> None:
         (0, 1000, 1000),
     ]
     assert tree.json("/latest_producer_id_block")["block_end"] == "1999"
+
+
+@pytest.fixture
+def stranger(tree: Tree) -> int:
+    """The id of a controller that is no broker of ours."""
+    tree.write("/controller_epoch", "7")
+    tree.write("/controller", '{"version":2,"brokerid":9,"timestamp":"0","kraftControllerEpoch":-1}', ephemeral=True)
+    return 9
+
+
+ASKED: list[tuple[int, int, dict[str, Any]]] = [
+    (apis.METADATA, 7, {"topics": [], "allow_auto_topic_creation": False}),
+    (apis.DESCRIBE_CLUSTER, 1, {"endpoint_type": 1, "include_cluster_authorized_operations": False}),
+]
+
+
+@pytest.mark.parametrize(("api", "version", "asked"), ASKED)
+def test_no_client_sees_an_empty_cluster(
+    new_broker: Callable[..., Broker], stranger: int, api: int, version: int, asked: dict[str, Any]
+) -> None:
+    """The response waits for the first UpdateMetadata: librdkafka never asks again after an empty one."""
+    endpoint = {"host": "127.0.0.1", "port": 1234, "listener": "PLAINTEXT", "security_protocol": 0}
+    named = {"controller_id": stranger, "controller_epoch": 7, "broker_epoch": UNKNOWN_EPOCH, "topic_states": []}
+    with (
+        new_broker() as broker,
+        connected(broker.bootstrap_servers) as asking,
+        connected(broker.bootstrap_servers) as controller,
+    ):
+        asking.send(api, version, **asked)
+        live = [{"id": stranger, "endpoints": [endpoint], "rack": None}]
+        assert controller.ask(apis.UPDATE_METADATA, 8, **named, live_brokers=live).error_code == ErrorCode.none
+        described = asking.receive(api, version)
+    assert described.controller_id == stranger
+    assert [(shown.host, shown.port) for shown in described.brokers] == [("127.0.0.1", 1234)]
+
+
+def test_clients_wait_shortly_for_a_controller(
+    new_broker: Callable[..., Broker], stranger: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "DESCRIBED_WITHIN_S", 0.01)
+    with new_broker() as broker, connected(broker.bootstrap_servers) as client:
+        for _ in range(2):
+            described = client.ask(apis.METADATA, 7, topics=[], allow_auto_topic_creation=False)
+            assert (described.controller_id, described.brokers) == (view.NO_BROKER, ())

@@ -1,6 +1,7 @@
 """The cluster as its controller describes it in UpdateMetadata (kafka.server.metadata.ZkMetadataCache)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onceflow.broker.cluster.decision import SECURITY_PROTOCOL_IDS
@@ -10,6 +11,8 @@ from onceflow.broker.config import Endpoint
 from onceflow.wire.inter_broker import LEADER_DURING_DELETE, UpdateMetadataPartition, UpdateMetadataRequest
 
 NO_BROKER = -1
+DESCRIBED_WITHIN_S = 10.0
+"""Maximum wait of a client for the first UpdateMetadata; clients wait 30 s or more for a response."""
 _PROTOCOLS = {number: protocol for protocol, number in SECURITY_PROTOCOL_IDS.items()}
 
 
@@ -25,6 +28,24 @@ class ClusterView:
         self._states: dict[str, dict[int, UpdateMetadataPartition]] = {}
         self.changes = 0
         """Number of UpdateMetadata so far."""
+        self._waiting: list[Callable[[], None]] = []
+
+    def when_described(self, described: Callable[[], None]) -> None:
+        """Call `described` after the first UpdateMetadata, or after DESCRIBED_WITHIN_S without one.
+
+        A client must not see a cluster without brokers: librdkafka 2.16 never asks again.
+        """
+        if self.changes:
+            described()
+            return
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(DESCRIBED_WITHIN_S, self._end_waits)
+        self._waiting.append(described)
+
+    def _end_waits(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for described in waiting:
+            described()
 
     def apply(self, request: UpdateMetadataRequest) -> list[str]:
         """Follow the controller; return the names of topics that are being deleted."""
@@ -42,6 +63,7 @@ class ClusterView:
                     states[state.partition_index] = state
             if not states:
                 del self._states[topic.topic_name]
+        self._end_waits()
         return list(deleted)
 
     def state(self, topic: str, index: int) -> UpdateMetadataPartition | None:

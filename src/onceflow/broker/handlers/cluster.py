@@ -57,14 +57,21 @@ def handle_describe_cluster(node: Node, request: Request) -> None:
     operations = OPERATIONS_NOT_REQUESTED
     if body.include_cluster_authorized_operations:
         operations = cluster_operations(node.access(request))
-    request.respond(
-        error_code=ErrorCode.none,
-        error_message=None,
-        cluster_id=node.cluster_id,
-        controller_id=node.node_id if node.cluster is None else node.cluster.view.controller_id,
-        brokers=_brokers(node, request.endpoint),
-        cluster_authorized_operations=operations,
-    )
+
+    def respond() -> None:
+        request.respond(
+            error_code=ErrorCode.none,
+            error_message=None,
+            cluster_id=node.cluster_id,
+            controller_id=node.node_id if node.cluster is None else node.cluster.view.controller_id,
+            brokers=_brokers(node, request.endpoint),
+            cluster_authorized_operations=operations,
+        )
+
+    if node.cluster is None:
+        respond()
+    else:
+        node.cluster.view.when_described(respond)
 
 
 def _brokers(node: Node, endpoint: Endpoint) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ def handle_metadata(node: Node, request: Request) -> None:
     """Serve one Metadata request; create missing topics if the request and the configuration allow it.
 
     The response waits until the topics in it are durable. It is sent even if that failed: a client that cannot see the
-    topics cannot use them either.
+    topics cannot use them either. In a cluster it waits until the controller has named the brokers.
     """
     body = request.decode()
     access = node.access(request)
@@ -76,7 +76,10 @@ def handle_metadata(node: Node, request: Request) -> None:
     topics: list[Topic | bytes] = []
 
     def respond() -> None:
-        _respond(node, request, body, topics, access)
+        if node.cluster is None:
+            _respond(node, request, body, topics, access)
+        else:
+            node.cluster.view.when_described(lambda: _respond(node, request, body, topics, access))
 
     def created(results: list[Created]) -> None:
         # A name that "exists already" but is not listed belongs to a topic in deletion: it is unknown.
