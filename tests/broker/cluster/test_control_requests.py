@@ -175,7 +175,7 @@ def test_producer_ids_for_other_brokers(client: RawClient, tree: Tree) -> None:
 
 @pytest.fixture
 def stranger(tree: Tree) -> int:
-    """The id of a controller that is no broker of ours."""
+    """The id of a controller that never sends a request itself."""
     tree.write("/controller_epoch", "7")
     tree.write("/controller", '{"version":2,"brokerid":9,"timestamp":"0","kraftControllerEpoch":-1}', ephemeral=True)
     return 9
