@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from onceflow import testing
 from onceflow.cli import onceflow
 from onceflow.cli.internal import is_internal_topic, is_marker_group
 from onceflow.client.admin import Admin
@@ -202,17 +201,26 @@ def test_internal_topics() -> None:
     assert not is_internal_topic("visits", False)
 
 
-def test_partitions_with_problems_are_counted() -> None:
+def test_partitions_with_problems_are_counted(offline_partition: str) -> None:
     """One of two replicas of a killed broker is led by the other, one has no leader."""
-    with testing.Cluster(2) as brokers:
-        brokers.create_topic("copied", 2)
-        brokers.create_topic("alone", 2, replication_factor=1)
-        killed = next(broker_id for broker_id in (1, 2) if broker_id != brokers.controller)
-        brokers.kill(killed)
-        for partition in (0, 1):
-            brokers.leader("copied", partition)
-        arguments = ["status", "--bootstrap", brokers.bootstrap_servers, "--redis", DEAD]
-        shown = json.loads(CliRunner().invoke(onceflow, [*arguments, "--json"]).stdout)
-        assert shown["kafka"]["problems"] == {"offline": 1, "under-replicated": 2, "not-preferred": 1}
-        printed = CliRunner().invoke(onceflow, arguments).stdout
-        assert "partitions: offline 1, under-replicated 2, not-preferred 1 ('onceflow cluster status'" in printed
+    arguments = ["status", "--bootstrap", offline_partition, "--redis", DEAD]
+    shown = json.loads(CliRunner().invoke(onceflow, [*arguments, "--json"]).stdout)
+    assert shown["kafka"]["problems"] == {"offline": 1, "under-replicated": 2, "not-preferred": 1}
+    printed = CliRunner().invoke(onceflow, arguments).stdout
+    assert "partitions: offline 1, under-replicated 2, not-preferred 1 ('onceflow cluster status'" in printed
+
+
+def test_status_does_not_wait_for_leaders(offline_partition: str, redis_server: RedisProcess, hash_key: str) -> None:
+    """A group's lag is null and the count's lag an error, where the client would wait 30 s for a leader."""
+    count(redis_server.url, hash_key, "alone", GOOD_AND_BAD)
+    arguments = ["status", "--bootstrap", offline_partition, "--redis", redis_server.url, "--hash-key", hash_key]
+    shown = json.loads(CliRunner().invoke(onceflow, [*arguments, "--json"]).stdout)
+    assert {group["group"]: group["lag"]["messages"] for group in shown["kafka"]["groups"]} == {
+        "reads-alone": None,
+        "reads-copied": 2,
+    }
+    assert {topic["topic"]: topic["messages"] for topic in shown["kafka"]["topics"]} == {"alone": None, "copied": 2}
+    assert shown["count"]["lag"]["error"].endswith("no leader: are all brokers up?")
+    assert ["reads-alone", "Empty", "-", "-"] in [
+        line.split() for line in CliRunner().invoke(onceflow, arguments).stdout.splitlines()
+    ]

@@ -131,7 +131,7 @@ def _kafka(bootstrap: str, *, internal: bool) -> Status:
                 for name, topic in sorted(topics.items())
                 if internal or not is_internal_topic(name, topic.internal)
             ],
-            "groups": [_group(ends, group, reached) for group, reached in groups],
+            "groups": [_group(ends, group, reached, topics) for group, reached in groups],
         }
 
 
@@ -159,15 +159,19 @@ def _messages(ends: "LogEnds", topic: str, partitions: Mapping[int, int]) -> int
         return None
 
 
-def _group(ends: "LogEnds", group: "GroupListing", reached: "Offsets") -> Status:
-    from onceflow.client.lag import lag_behind
+def _group(ends: "LogEnds", group: "GroupListing", reached: "Offsets", topics: "Mapping[str, TopicMetadata]") -> Status:
+    """Return a group with its lag; null while one of its partitions has no leader."""
+    from onceflow.client.lag import lag_behind, without_leader
 
-    lag = lag_behind(ends, reached)
+    lag = None if without_leader(reached, topics) else lag_behind(ends, reached)
     return {
         "group": group.group_id,
         "state": group.state,
         "topics": sorted(reached),
-        "lag": {"messages": lag.messages, "seconds": round(lag.seconds, 1)},
+        "lag": {
+            "messages": None if lag is None else lag.messages,
+            "seconds": None if lag is None else round(lag.seconds, 1),
+        },
     }
 
 
@@ -230,8 +234,15 @@ def _count(snapshot: "Snapshot", now_ms: int) -> Status:
 
 def _lag(bootstrap: str, marker: "MarkerView") -> Status:
     from onceflow.clicks.results import lag
+    from onceflow.client.errors import LeaderUnavailable
+    from onceflow.client.lag import without_leader
 
     with open_cluster(bootstrap) as cluster:
+        topics = cluster.topics(*marker.offsets) if marker.offsets else {}
+        offline = without_leader({name: topic.partitions for name, topic in topics.items()}, topics)
+        if offline:
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in offline)
+            raise LeaderUnavailable(f"{names} at {bootstrap}: no leader: are all brokers up?")
         behind = lag(cluster, marker)
     return {"messages": behind.messages, "seconds": round(behind.seconds, 1)}
 

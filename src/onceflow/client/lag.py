@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from onceflow.client.admin_responses import CommittedOffset
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import OffsetOutOfRange
-from onceflow.client.metadata import TopicMetadata
+from onceflow.client.metadata import NO_LEADER, TopicMetadata
 from onceflow.client.records import committed_records
 from onceflow.wire import TopicPartition
 
@@ -73,6 +73,18 @@ def reached_by(
         if topic in topics and partition in topics[topic].partitions:
             reached.setdefault(topic, {})[partition] = commit.offset
     return reached
+
+
+def without_leader(
+    partitions: Mapping[str, Iterable[int]], topics: Mapping[str, TopicMetadata]
+) -> list[TopicPartition]:
+    """Return which of the partitions of existing topics have no leader; a request for their ends waits for one."""
+    return [
+        (topic, partition)
+        for topic, numbers in partitions.items()
+        for partition in numbers
+        if topics[topic].partitions[partition] == NO_LEADER
+    ]
 
 
 def log_ends(cluster: Cluster, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:

@@ -92,32 +92,40 @@ class MemoryRegistry:
 
     def _check(self, operations: Sequence[Operation]) -> None:
         """Raise Conflict for the first operation that cannot be applied after those before it."""
-        created: set[str] = set()
-        deleted: set[str] = set()
+        changed: dict[str, int | None] = {}
+
+        def version_of(path: str) -> int | None:
+            if path in changed:
+                return changed[path]
+            node = self._nodes.get(path)
+            return None if node is None else node.version
+
         for position, operation in enumerate(operations):
             path = operation.path
-            node = self._nodes.get(path)
-            exists = path in created or (node is not None and path not in deleted)
-            reason = None
+            version, reason = version_of(path), None
             match operation:
                 case Create(sequence=is_sequence):
-                    above = path.rpartition("/")[0]
-                    if above not in created and (above not in self._nodes or above in deleted):
+                    if version_of(path.rpartition("/")[0]) is None:
                         reason = NO_NODE
-                    elif exists and not is_sequence:
+                    elif version is not None and not is_sequence:
                         reason = NODE_EXISTS
-                    created.add(path)
+                    changed[path] = 0
                 case Put():
-                    created.add(path)
+                    changed[path] = 0 if version is None else version + 1
                 case Delete():
-                    left = {f"{path}/{name}" for name in node.children} - deleted if node is not None else set()
-                    reason = NO_NODE if not exists else NOT_EMPTY if left else None
-                    deleted.add(path)
-                case Set(version=version) | Check(version=version):
-                    if not exists:
+                    node = self._nodes.get(path)
+                    below = {f"{path}/{name}" for name in node.children} if node is not None else set()
+                    below |= {other for other in changed if other.rpartition("/")[0] == path}
+                    is_empty = all(version_of(other) is None for other in below)
+                    reason = NO_NODE if version is None else None if is_empty else NOT_EMPTY
+                    changed[path] = None
+                case Set(version=expected) | Check(version=expected):
+                    if version is None:
                         reason = NO_NODE
-                    elif node is not None and version not in (ANY_VERSION, node.version):
+                    elif expected not in (ANY_VERSION, version):
                         reason = BAD_VERSION
+                    elif isinstance(operation, Set):
+                        changed[path] = version + 1
             if reason is not None:
                 raise Conflict(position, path, reason, is_bad_version=reason == BAD_VERSION)
 
@@ -182,9 +190,10 @@ class MemorySession:
             self.on_new_session()
 
     def disconnect(self) -> None:
-        """End the session; no call succeeds until another one begins."""
+        """End the session, if there is one; no call succeeds until another one begins."""
         former, self._id = self._id, 0
-        self._registry._end(self, former)
+        if former:
+            self._registry._end(self, former)
 
     @property
     def session_id(self) -> int:
@@ -258,8 +267,7 @@ class MemorySession:
 
     def close(self) -> None:
         """End the session, which deletes its ephemeral nodes."""
-        if self._id:
-            self.disconnect()
+        self.disconnect()
 
     @contextmanager
     def _tree(self) -> Iterator[dict[str, _Node]]:

@@ -66,11 +66,15 @@ def test_a_write_is_applied_as_a_whole(open_session: Open) -> None:
         ([Delete("/a")], (0, False)),
         ([Delete("/a/b"), Delete("/a/b")], (1, False)),
         ([Delete("/a/c"), Create("/a/c/d")], (1, False)),
+        ([Set("/a", b"3", 1), Set("/a", b"4", 1)], (1, True)),
+        ([Create("/x"), Set("/x", b"", 1)], (1, True)),
+        ([Delete("/a/b"), Delete("/a/c"), Create("/a/d"), Delete("/a")], (3, False)),
     ):
         assert outcome(session, *refused) == expected, refused
     assert session.tree("/a") == ["/a/c", "/a/b", "/a"] or session.tree("/a") == ["/a/b", "/a/c", "/a"]
     assert session.read("/x") is None
-    assert outcome(session, Check("/a", 1), Delete("/a/b"), Delete("/a/c"), Delete("/a")) is None
+    assert outcome(session, Set("/a", b"3", 1), Set("/a", b"4", 2)) is None
+    assert outcome(session, Check("/a", 3), Delete("/a/b"), Delete("/a/c"), Delete("/a")) is None
     assert session.tree("/a") == []
 
 
@@ -136,3 +140,14 @@ def test_ephemeral_nodes_end_with_the_session(open_session: Open) -> None:
     assert not session.is_connected
     with pytest.raises(OutcomeUnknown):
         _: Any = session.session_id
+
+
+def test_a_session_ends_once() -> None:
+    """A second end, after a power cut, must not delete the nodes that belong to no session."""
+    registry = MemoryRegistry()
+    session = registry.session()
+    session.open()
+    session.ensure("/a")
+    session.disconnect()
+    session.disconnect()
+    assert registry.value("/a") == b""

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Consumer
 
+from onceflow.cli import onceflow
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.remedies import Remedy
@@ -82,6 +84,22 @@ def test_describe_shows_lag_in_messages_and_seconds(run: Run, group: str) -> Non
     assert "state Empty" in text
     assert f"topic {group}: 3 messages, " in text
     assert "total: 3 messages, " in text
+
+
+def test_lag_without_leader_is_unknown(offline_partition: str) -> None:
+    """Neither list nor describe waits 30 s for a leader; a total with such a partition is unknown too."""
+
+    def shown(*words: str) -> Any:
+        ended = CliRunner().invoke(onceflow, ["group", *words, "--bootstrap", offline_partition])
+        assert ended.exit_code == 0, ended.output
+        return json.loads(ended.stdout) if "--json" in words else ended.stdout
+
+    lags = [(row["group"], row["lag"]) for row in shown("list", "--lag", "--json")]
+    assert lags == [("reads-alone", None), ("reads-copied", 2)]
+    described = shown("describe", "reads-alone", "--json")
+    assert sorted((row["end"] is None, row["lag"]) for row in described["partitions"]) == [(False, 0), (True, None)]
+    assert (described["lag"], described["lag_seconds"], described["topics"][0]["lag"]) == (None, None, None)
+    assert "total: lag unknown: a partition has no leader" in shown("describe", "reads-alone")
 
 
 def test_describe_shows_members_and_their_partitions(run: Run, bootstrap: str, group: str) -> None:

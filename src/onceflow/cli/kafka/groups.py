@@ -1,6 +1,7 @@
 """`onceflow group`: consumer groups, their members, offsets and lag."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,12 @@ def group() -> None:
 
 @group.command("list")
 @states_option(STATES, "Stable")
-@click.option("--lag", "with_lag", is_flag=True, help="Show the lag of each group in messages, largest first.")
+@click.option(
+    "--lag",
+    "with_lag",
+    is_flag=True,
+    help="Show the lag of each group in messages, largest first; a dash if a partition has no leader.",
+)
 @click.option("--internal", is_flag=True, help="Include the groups that hold the markers of Kafka sinks.")
 @bootstrap_option
 @json_option
@@ -66,7 +72,7 @@ def list_groups(states: Sequence[str], with_lag: bool, internal: bool, bootstrap
       onceflow group list --lag
     """
     from onceflow.client.admin import Admin
-    from onceflow.client.lag import LogEnds, reached_by
+    from onceflow.client.lag import LogEnds, reached_by, without_leader
 
     with open_cluster(bootstrap) as cluster:
         admin = Admin(cluster)
@@ -81,8 +87,9 @@ def list_groups(states: Sequence[str], with_lag: bool, internal: bool, bootstrap
             # Before the ends of the logs: a later commit would be beyond them, and its lag too low.
             offsets = [reached_by(admin.group_offsets(row["group"]), topics) for row in rows]
             for row, reached in zip(rows, offsets, strict=True):
-                row["lag"] = sum(end - first for *_, first, end in ends.unread(reached))
-            rows.sort(key=lambda row: -row["lag"])
+                is_unknown = without_leader(reached, topics)
+                row["lag"] = None if is_unknown else sum(end - first for *_, first, end in ends.unread(reached))
+            rows.sort(key=lambda row: -math.inf if row["lag"] is None else -row["lag"])
     with stdout_may_close():
         if as_json:
             click.echo(json.dumps(rows))
@@ -99,7 +106,7 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     """Show the members of GROUP, its committed offsets and its lag.
 
     LAG counts messages. LAG SECONDS is the age of the oldest record that the group has not read. A dash means that
-    the group has no committed offset.
+    the group has no committed offset, or that the partition has no leader.
 
     \b
     Example:
@@ -114,12 +121,13 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         _require_known(name, bootstrap, description.state, committed)
         owners = {place: member for member in description.members for place in member.assignment}
         places = sorted({*committed, *owners})
-        ends = _ends(cluster, places)
+        ends, offline = _ends(cluster, places)
         rows = [_lag(cluster, place, committed.get(place), ends.get(place)) for place in places]
     for row in rows:
         owner = owners.get((row["topic"], row["partition"]))
         row["member"] = owner.member_id if owner else None
         row["host"] = owner.client_host if owner else None
+    unknown = {place for place in offline if place in committed}
     shown = {
         "group": name,
         "state": description.state,
@@ -136,9 +144,11 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
             for member in description.members
         ],
         "partitions": rows,
-        "topics": _totals(rows),
-        "lag": sum(row["lag"] or 0 for row in rows),
-        "lag_seconds": max((row["lag_seconds"] or 0 for row in rows), default=0),
+        "topics": [
+            {"topic": topic, **_total([row for row in rows if row["topic"] == topic], unknown)}
+            for topic in dict.fromkeys(row["topic"] for row in rows)
+        ],
+        **_total(rows, unknown),
     }
     with stdout_may_close():
         click.echo(json.dumps(shown)) if as_json else _print_description(shown)
@@ -149,18 +159,29 @@ def _require_known(name: str, bootstrap: str, state: str, committed: Mapping[Top
         raise OnceflowError(f"group '{name}' does not exist at {bootstrap}; {Remedy.LIST_GROUPS}")
 
 
-def _ends(cluster: "Cluster", places: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-    """Return start and end of each partition's log; those of deleted topics are left out."""
-    from onceflow.client.lag import log_ends
+def _ends(
+    cluster: "Cluster", places: Sequence[TopicPartition]
+) -> tuple[dict[TopicPartition, tuple[int, int]], set[TopicPartition]]:
+    """Return start and end of each partition's log, and the partitions without leader, which have neither.
+
+    Partitions of deleted topics are left out.
+    """
+    from onceflow.client.lag import log_ends, without_leader
 
     topics = cluster.topics(*{topic for topic, _ in places}) if places else {}
-    return {
-        (topic, partition): ends
+    numbers = {
+        topic: [number for of, number in places if of == topic and number in metadata.partitions]
         for topic, metadata in topics.items()
+    }
+    offline = set(without_leader(numbers, topics))
+    ends = {
+        (topic, partition): ends
+        for topic in topics
         for partition, ends in log_ends(
-            cluster, topic, [number for of, number in places if of == topic and number in metadata.partitions]
+            cluster, topic, [number for number in numbers[topic] if (topic, number) not in offline]
         ).items()
     }
+    return ends, offline
 
 
 def _lag(
@@ -184,16 +205,14 @@ def _age_seconds(cluster: "Cluster", place: TopicPartition, start: int, end: int
     return 0 if first is None else max(round(time.time() - first.timestamp_ms / 1000, 1), 0)
 
 
-def _totals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    topics = dict.fromkeys(row["topic"] for row in rows)
-    return [
-        {
-            "topic": topic,
-            "lag": sum(row["lag"] or 0 for row in rows if row["topic"] == topic),
-            "lag_seconds": max(row["lag_seconds"] or 0 for row in rows if row["topic"] == topic),
-        }
-        for topic in topics
-    ]
+def _total(rows: Sequence[Mapping[str, Any]], unknown: set[TopicPartition]) -> dict[str, Any]:
+    """Return the lag of partitions together; null with one of those whose lag is unknown."""
+    if any((row["topic"], row["partition"]) in unknown for row in rows):
+        return {"lag": None, "lag_seconds": None}
+    return {
+        "lag": sum(row["lag"] or 0 for row in rows),
+        "lag_seconds": max((row["lag_seconds"] or 0 for row in rows), default=0),
+    }
 
 
 def _print_description(shown: Mapping[str, Any]) -> None:
@@ -205,8 +224,14 @@ def _print_description(shown: Mapping[str, Any]) -> None:
     names = ("topic", "partition", "committed", "end", "lag", "lag_seconds", "member", "host")
     table([headings, *(tuple(row[name] for name in names) for row in shown["partitions"])])
     for total in shown["topics"]:
-        click.echo(f"topic {total['topic']}: {counted(total['lag'], 'message')}, {total['lag_seconds']} s behind")
-    click.echo(f"total: {counted(shown['lag'], 'message')}, {shown['lag_seconds']} s behind")
+        click.echo(f"topic {total['topic']}: {_printed(total)}")
+    click.echo(f"total: {_printed(shown)}")
+
+
+def _printed(total: Mapping[str, Any]) -> str:
+    if total["lag"] is None:
+        return "lag unknown: a partition has no leader"
+    return f"{counted(total['lag'], 'message')}, {total['lag_seconds']} s behind"
 
 
 @group.command()
