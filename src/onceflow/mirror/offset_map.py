@@ -9,15 +9,13 @@ mirror's topic `onceflow-mirror.NAME.offsets`, whose values are JSON:
 The ids are those of the topics, so that the map of a deleted topic is not used for one that has its name.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from onceflow.mirror.errors import MirrorStopped
+from onceflow.mirror.values import decode, encode
 from onceflow.wire import TopicPartition
 
-VERSION = 1
 RUNS_MAX = 10_000
 """Runs in one record: at most some 400 KB."""
 
@@ -58,15 +56,13 @@ class MapRecord:
     def value(self) -> bytes:
         """Return the record's value."""
         topic, partition = self.partition
-        content = {
-            "version": VERSION,
-            "topic": topic,
-            "partition": partition,
-            "source_id": self.ids.source,
-            "target_id": self.ids.target,
-            "runs": self.runs,
-        }
-        return json.dumps(content, separators=(",", ":")).encode()
+        return encode(
+            topic=topic,
+            partition=partition,
+            source_id=self.ids.source,
+            target_id=self.ids.target,
+            runs=self.runs,
+        )
 
 
 def map_records(partition: TopicPartition, ids: Ids, runs: Sequence[Run]) -> Iterator[MapRecord]:
@@ -77,17 +73,15 @@ def map_records(partition: TopicPartition, ids: Ids, runs: Sequence[Run]) -> Ite
 
 def read_map(value: bytes | None, place: str) -> MapRecord:
     """Parse the value of a record; `place` names it. Raises MirrorStopped."""
-    try:
-        content = json.loads(value or b"")
-        if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']}")
-        return MapRecord(
-            (content["topic"], int(content["partition"])),
-            Ids(content["source_id"], content["target_id"]),
-            tuple(Run(*map(int, run)) for run in content["runs"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise MirrorStopped(f"{place} is not a record of this version's mirror: {error}") from error
+    return decode(value, place, _map_record)
+
+
+def _map_record(content: dict[str, Any]) -> MapRecord:
+    return MapRecord(
+        (content["topic"], int(content["partition"])),
+        Ids(content["source_id"], content["target_id"]),
+        tuple(Run(*map(int, run)) for run in content["runs"]),
+    )
 
 
 def extend(runs: list[Run], source: int, target: int, count: int) -> None:

@@ -12,18 +12,17 @@ is the random id of the mirror process that started last: it separates a fenced 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import LeaderUnavailable, TopicExists
 from onceflow.client.records import read_records
-from onceflow.mirror.errors import MirrorStopped
 from onceflow.mirror.offset_map import Ids
+from onceflow.mirror.values import decode, encode
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
-from onceflow.wire.batch import Record
 
-VERSION = 1
 PREFIX = "onceflow-mirror."
 """Prefix of the mirrors' own topics, groups and transactional ids."""
 POSITIONS_CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"}
@@ -64,7 +63,7 @@ class Position:
 
     def value(self) -> bytes:
         """Return the record's value."""
-        return _encode(
+        return encode(
             source_id=self.ids.source,
             source_offset=self.source_offset,
             target_id=self.ids.target,
@@ -87,11 +86,7 @@ def position_key(partition: TopicPartition) -> bytes:
 
 def owner_value(owner: str) -> bytes:
     """Return the value of the owner's record."""
-    return _encode(owner=owner)
-
-
-def _encode(**content: Any) -> bytes:
-    return json.dumps({"version": VERSION, **content}, separators=(",", ":")).encode()
+    return encode(owner=owner)
 
 
 def create_topics(target: Cluster, names: Names, replication_factor: int) -> None:
@@ -118,25 +113,16 @@ def read_stored(target: Cluster, names: Names, *, all_committed: bool = True) ->
     positions: dict[TopicPartition, Position] = {}
     owner = None
     for record in read_records(target, names.positions, 0, start, end):
-        key, content = _decode(names, record)
+        place = f"offset {record.offset} of {names.positions}"
         if record.key == OWNER_KEY:
-            owner = str(content["owner"])
+            owner = decode(record.value, place, lambda content: str(content["owner"]))
         else:
-            positions[str(key[0]), int(key[1])] = Position(
-                Ids(content["source_id"], content["target_id"]),
-                int(content["source_offset"]),
-                int(content["target_offset"]),
-            )
+            partition, position = decode(record.value, place, partial(_position, record.key))
+            positions[partition] = position
     return Stored(positions, owner)
 
 
-def _decode(names: Names, record: Record) -> tuple[list[Any], dict[str, Any]]:
-    try:
-        content = json.loads(record.value or b"")
-        if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']}")
-        return json.loads(record.key or b""), content
-    except (ValueError, KeyError, TypeError) as error:
-        raise MirrorStopped(
-            f"offset {record.offset} of {names.positions} is not a record of this version's mirror: {error}"
-        ) from error
+def _position(key: bytes | None, content: dict[str, Any]) -> tuple[TopicPartition, Position]:
+    topic, number = json.loads(key or b"")
+    ids = Ids(content["source_id"], content["target_id"])
+    return (str(topic), int(number)), Position(ids, int(content["source_offset"]), int(content["target_offset"]))
