@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from onceflow.broker.cluster import registry
-from onceflow.broker.cluster.nodes import DamagedNode
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.batch import decode_batch
 from onceflow.zookeeper import kazoo_session
+from onceflow.zookeeper.nodes import DamagedNode
 from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.raw_client import batch_of, connected, milliseconds

@@ -14,10 +14,10 @@ from onceflow.client.classic.connector import ConsumerFailed
 from onceflow.client.classic.settings import InvalidSetting
 from onceflow.client.cluster import LATEST
 from onceflow.client.cluster import Cluster as Client
-from onceflow.client.registry.nodes import DamagedNode
 from onceflow.remedies import Remedy
 from onceflow.testing import Cluster
 from onceflow.testing.registry import MemoryRegistry
+from onceflow.zookeeper.nodes import DamagedNode
 from onceflow.zookeeper.session import Create, Delete
 from tests import remedies
 from tests.client.classic.zookeeper_members import PARTITIONS, TOPIC, WITHIN_S, Member, Tool, send, wait_until

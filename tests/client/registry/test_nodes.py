@@ -6,8 +6,9 @@ import re
 import pytest
 
 from onceflow.client.registry import nodes
-from onceflow.client.registry.nodes import BrokerNode, DamagedNode, Registration, decode_registration
+from onceflow.client.registry.nodes import Registration, decode_registration
 from onceflow.client.topic_filter import Blacklist, Whitelist
+from onceflow.zookeeper.nodes import BrokerNode, DamagedNode, decode
 
 
 def test_registration_is_kafkas() -> None:
@@ -30,9 +31,20 @@ def test_a_filters_registration_has_its_expression(topic_filter: Whitelist | Bla
     assert decode_registration("/", value).streams_by_topic(existing) == dict.fromkeys(allowed, 3)
 
 
-@pytest.mark.parametrize("value", [b"", b"\xff", b"{}", b'{"subscription":{"t":"x"},"pattern":"static"}'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"{}",
+        b'{"subscription":{"t":"x"},"pattern":"static"}',
+        b'{"subscription":{},"pattern":"\xff"}',
+        b'{"subscription":{},"pattern":"static","other":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+    ],
+    ids=["empty", "no text", "no fields", "no number", "no text in a field", "nested"],
+)
 def test_a_damaged_registration_is_named(value: bytes) -> None:
-    with pytest.raises(DamagedNode, match=r"/consumers/g/ids/c in ZooKeeper cannot be read"):
+    with pytest.raises(DamagedNode, match=r"/consumers/g/ids/c in ZooKeeper holds"):
         decode_registration("/consumers/g/ids/c", value)
 
 
@@ -51,7 +63,7 @@ def test_a_damaged_registration_is_named(value: bytes) -> None:
     ],
 )
 def test_brokers_of_all_versions_are_found(node: str, protocol: str, addresses: list[str]) -> None:
-    assert nodes.addresses(nodes.decode(BrokerNode, "/", node.encode()), protocol) == addresses
+    assert nodes.addresses(decode(BrokerNode, "/", node.encode()), protocol) == addresses
 
 
 def test_consumer_ids_have_kafkas_form() -> None:

@@ -18,6 +18,7 @@ from onceflow.broker.topics.records import (
 from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics, is_legal_name
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.zookeeper.nodes import DamagedNode, TopicNode, damaged, decode, topic_path
 from onceflow.zookeeper.session import Session, StoredNode
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def read_topics(
     zookeeper: Session,
     names: Sequence[str],
     watch: Callable[[str], Callable[[], None]],
-    on_damaged: Callable[[nodes.DamagedNode], None],
+    on_damaged: Callable[[DamagedNode], None],
     id_of: Callable[[str], UUID],
 ) -> Iterator[StoredTopic]:
     """Yield the topics with these names that exist; `watch` returns the watch of a topic's partitions.
@@ -61,7 +62,7 @@ def read_topics(
     A topic without an id gets that of `id_of`.
     A damaged one is left out if `on_damaged` does not raise its error. Raises OutcomeUnknown.
     """
-    values = zookeeper.read_all([nodes.topic_path(name) for name in names], [watch(name) for name in names])
+    values = zookeeper.read_all([topic_path(name) for name in names], [watch(name) for name in names])
     configs = zookeeper.read_all([nodes.config_path(name) for name in names])
     for name, value, config in zip(names, values, configs, strict=True):
         if value is None:
@@ -69,17 +70,17 @@ def read_topics(
             continue
         try:
             yield _stored_topic(name, value, config, id_of)
-        except nodes.DamagedNode as error:
+        except DamagedNode as error:
             on_damaged(error)
 
 
 def _stored_topic(
     name: str, stored: StoredNode, config: StoredNode | None, id_of: Callable[[str], UUID]
 ) -> StoredTopic:
-    path = nodes.topic_path(name)
+    path = topic_path(name)
     if not is_legal_name(name) or name == CLUSTER_METADATA_TOPIC:
-        raise nodes.damaged(path, stored.value, f"{name!r} is not the name of a topic")
-    topic = nodes.decode(nodes.TopicNode, path, stored.value)
+        raise damaged(path, stored.value, f"{name!r} is not the name of a topic")
+    topic = decode(TopicNode, path, stored.value)
     replicas = {
         nodes.decode_number(path, index.encode()): Replicas(
             tuple(brokers), tuple(topic.adding_replicas.get(index, ())), tuple(topic.removing_replicas.get(index, ()))
@@ -87,9 +88,9 @@ def _stored_topic(
         for index, brokers in topic.partitions.items()
     }
     if set(replicas) != set(range(len(replicas))):
-        raise nodes.damaged(path, stored.value, "partitions must be numbered from 0 without a gap")
+        raise damaged(path, stored.value, "partitions must be numbered from 0 without a gap")
     if not all(brokers.target for brokers in replicas.values()):
-        raise nodes.damaged(path, stored.value, "a partition has no replicas")
+        raise damaged(path, stored.value, "a partition has no replicas")
     topic_id = id_of(name) if topic.topic_id is None else nodes.decode_uuid(path, topic.topic_id)
     return StoredTopic(name, topic_id, replicas, _configs(name, config), topic.topic_id is None)
 
@@ -126,7 +127,7 @@ def differences(topics: Topics, stored: StoredTopic, *, is_controller: bool) -> 
 def _configs(name: str, stored: StoredNode | None) -> Mapping[str, str] | None:
     if stored is None:
         return None
-    return nodes.decode(nodes.ConfigNode, nodes.config_path(name), stored.value).config
+    return decode(nodes.ConfigNode, nodes.config_path(name), stored.value).config
 
 
 def _normalized(topic: StoredTopic) -> Mapping[str, str]:
@@ -134,7 +135,7 @@ def _normalized(topic: StoredTopic) -> Mapping[str, str]:
     try:
         return normalized(configs)
     except InvalidConfig as error:
-        raise nodes.damaged(nodes.config_path(topic.name), str(dict(configs)).encode(), str(error)) from error
+        raise damaged(nodes.config_path(topic.name), str(dict(configs)).encode(), str(error)) from error
 
 
 def records_of(topic: StoredTopic) -> Iterator[MetadataRecord]:
@@ -148,7 +149,7 @@ def records_of(topic: StoredTopic) -> Iterator[MetadataRecord]:
 
 
 def read_states(
-    zookeeper: Session, topics: Sequence[StoredTopic], on_damaged: Callable[[nodes.DamagedNode], None]
+    zookeeper: Session, topics: Sequence[StoredTopic], on_damaged: Callable[[DamagedNode], None]
 ) -> tuple[Sequence[StoredTopic], Mapping[Place, State]]:
     """Return the topics, and the states of their partitions, without those that have none.
 
@@ -163,7 +164,7 @@ def read_states(
         try:
             if node is not None:
                 states[place] = nodes.state_of(path, node)
-        except nodes.DamagedNode as error:
+        except DamagedNode as error:
             on_damaged(error)
             damaged.add(place[0])
     return [topic for topic in topics if topic.name not in damaged], states

@@ -57,6 +57,7 @@ from onceflow.log.clock import Clock
 from onceflow.remedies import Remedy
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.inter_broker import LeaderAndIsrResponse, StopReplicaRequest
+from onceflow.zookeeper.nodes import DamagedNode
 from onceflow.zookeeper.session import Delete
 
 logger = logging.getLogger(__name__)
@@ -538,7 +539,7 @@ class RegistryMetadata:
         start = 0 if present is None else present.partition_count
         try:
             records = differences(self._topics, stored, is_controller=self.is_controller)
-        except (TopicReplaced, nodes.DamagedNode) as error:
+        except (TopicReplaced, DamagedNode) as error:
             log_not_followed(error)
             return None
         if not records:

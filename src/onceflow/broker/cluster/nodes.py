@@ -7,20 +7,16 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 from uuid import UUID
 
 import msgspec
 
 from onceflow.broker.cluster.state import LiveBroker, Replicas, State
 from onceflow.broker.config import PLAINTEXT, PROTOCOLS, Endpoint
-from onceflow.errors import OnceflowError
 from onceflow.log.checkpoint import encode_uuid
-from onceflow.remedies import Remedy
+from onceflow.zookeeper.nodes import BROKER_IDS, TOPICS, BrokerNode, TopicNode, broker_path, damaged, decode
 from onceflow.zookeeper.session import StoredNode
 
-BROKER_IDS = "/brokers/ids"
-TOPICS = "/brokers/topics"
 CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 CLUSTER_ID = "/cluster/id"
@@ -59,27 +55,7 @@ Kafka creates that of the producer ids too, with null, and cannot read the empty
 FIRST_EPOCH = b"0"
 PRODUCER_IDS_IN_A_BLOCK = 1000
 
-Node = TypeVar("Node")
-
 _ENDPOINT = re.compile(r"(?P<listener>[^:]+)://(?P<host>\[[^\]]+\]|[^:]*):(?P<port>\d{1,5})")
-
-
-class DamagedNode(OnceflowError):
-    """A node in ZooKeeper does not have the form that Kafka 3.9 writes."""
-
-
-class BrokerNode(msgspec.Struct, kw_only=True, frozen=True):
-    """`/brokers/ids/N`, ephemeral: a live broker and where clients reach it."""
-
-    features: dict[str, object] = {}
-    listener_security_protocol_map: dict[str, str] = {}
-    endpoints: list[str] = []
-    rack: str | msgspec.UnsetType | None = msgspec.UNSET
-    jmx_port: int = -1
-    port: int
-    host: str | None
-    version: int = 5
-    timestamp: str = ""
 
 
 class ControllerNode(msgspec.Struct, kw_only=True, frozen=True):
@@ -104,19 +80,6 @@ class FeaturesNode(msgspec.Struct, kw_only=True, frozen=True):
     features: dict[str, object] = {}
     version: int = 2
     status: int = 1
-
-
-class TopicNode(msgspec.Struct, kw_only=True, frozen=True):
-    """`/brokers/topics/T`: the brokers of each partition, the preferred leader first.
-
-    A topic has no id until the controller gives it one, if a tool has created it.
-    """
-
-    partitions: dict[str, list[int]]
-    topic_id: str | None = None
-    adding_replicas: dict[str, list[int]] = {}
-    removing_replicas: dict[str, list[int]] = {}
-    version: int = 3
 
 
 class StateNode(msgspec.Struct, kw_only=True, frozen=True):
@@ -188,19 +151,6 @@ def encode(node: msgspec.Struct) -> bytes:
     return msgspec.json.encode(node)
 
 
-def decode(kind: type[Node], path: str, value: bytes) -> Node:
-    """Parse a value of `encode`, or of Kafka's. Raises DamagedNode."""
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise damaged(path, value, str(error)) from error
-
-
-def damaged(path: str, value: bytes, reason: str) -> DamagedNode:
-    """Return the error of a value that cannot be read."""
-    return DamagedNode(f"{path} in ZooKeeper holds {value[:200]!r}: {reason}; {Remedy.FIX_NODE}")
-
-
 def decode_uuid(path: str, text: str) -> UUID:
     """Parse an id of 22 characters. Raises DamagedNode."""
     try:
@@ -254,14 +204,6 @@ def topic(topic_id: UUID, replicas: Mapping[int, Replicas]) -> TopicNode:
             str(index): list(brokers.removing) for index, brokers in replicas.items() if brokers.removing
         },
     )
-
-
-def broker_path(broker_id: int) -> str:
-    return f"{BROKER_IDS}/{broker_id}"
-
-
-def topic_path(name: str) -> str:
-    return f"{TOPICS}/{name}"
 
 
 def partition_path(name: str, index: int) -> str:

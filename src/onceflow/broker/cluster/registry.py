@@ -27,6 +27,7 @@ from onceflow.broker.storage.partitions import Place
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock
 from onceflow.remedies import Remedy
+from onceflow.zookeeper.nodes import BrokerNode, DamagedNode, broker_path, decode, topic_path
 from onceflow.zookeeper.session import (
     Check,
     Conflict,
@@ -87,7 +88,7 @@ class Registry:
         self.zookeeper = zookeeper
         self.broker_id = broker_id
         self._clock = clock
-        self._own = nodes.BrokerNode(host=None, port=-1)
+        self._own = BrokerNode(host=None, port=-1)
         self._registered_session = 0
         self._term: Term | None = None
         self.broker_epoch = -1
@@ -156,7 +157,7 @@ class Registry:
                 self.zookeeper.commit([Create(nodes.CLUSTER_ID, nodes.encode(new))])
             except Conflict:
                 continue
-        cluster_id = nodes.decode(nodes.ClusterNode, nodes.CLUSTER_ID, stored.value).id
+        cluster_id = decode(nodes.ClusterNode, nodes.CLUSTER_ID, stored.value).id
         if wanted not in (None, cluster_id):
             raise RegistrationRefused(
                 f"cluster.id {wanted}: the cluster in ZooKeeper is {cluster_id}; {Remedy.OTHER_CHROOT}"
@@ -218,7 +219,7 @@ class Registry:
         self._registered_session = session
 
     def _register(self, session: int, deadline: float) -> None:
-        path = nodes.broker_path(self.broker_id)
+        path = broker_path(self.broker_id)
         while True:
             try:
                 self.zookeeper.commit([Create(path, nodes.encode(self._own), ephemeral=True)])
@@ -234,7 +235,7 @@ class Registry:
 
     def _await_end_of_former(self, path: str, stored: StoredNode, deadline: float) -> None:
         """Wait for the session of this broker's former process to end; raise RegistrationRefused for another broker."""
-        former = nodes.decode(nodes.BrokerNode, path, stored.value)
+        former = decode(BrokerNode, path, stored.value)
         is_own = former.endpoints == self._own.endpoints
         if not is_own or not self._wait_until_deleted(path, deadline):
             raise RegistrationRefused(
@@ -339,8 +340,8 @@ class Registry:
             if stored is None:
                 return
             try:
-                present = nodes.decode(nodes.ReassignmentsNode, path, stored.value).partitions
-            except nodes.DamagedNode as error:
+                present = decode(nodes.ReassignmentsNode, path, stored.value).partitions
+            except DamagedNode as error:
                 logger.error("%s", error)
                 return
             left = [
@@ -359,7 +360,7 @@ class Registry:
     def write_states(self, states: Sequence[StateWrite]) -> None:
         """Write the states of partitions, in their order, with the nodes above those of new ones."""
         new = [write.place for write in states if write.is_new]
-        above = dict.fromkeys(f"{nodes.topic_path(name)}/partitions" for name, _index in new)
+        above = dict.fromkeys(f"{topic_path(name)}/partitions" for name, _index in new)
         above |= dict.fromkeys(nodes.partition_path(*place) for place in new)
         stored = self._repeat(lambda: self.zookeeper.read_all(list(above)))
         creations = [Create(path) for path, node in zip(above, stored, strict=True) if node is None]
@@ -405,7 +406,7 @@ class Registry:
 
     def delete_topic(self, name: str) -> None:
         """Delete the nodes of a topic whose files are deleted, that of its deletion last (completeDeleteTopic)."""
-        for top in (nodes.topic_path(name), nodes.config_path(name), nodes.deletion_path(name)):
+        for top in (topic_path(name), nodes.config_path(name), nodes.deletion_path(name)):
             paths = self._repeat(partial(self.zookeeper.tree, top))
             for first in range(0, len(paths), DELETIONS_IN_A_WRITE):
                 self.write([Delete(path) for path in paths[first : first + DELETIONS_IN_A_WRITE]])
@@ -423,7 +424,7 @@ class Registry:
             stored = self.zookeeper.read(nodes.PRODUCER_IDS)
             first = 0
             if stored is not None and stored.value:
-                block = nodes.decode(nodes.ProducerIdsNode, nodes.PRODUCER_IDS, stored.value)
+                block = decode(nodes.ProducerIdsNode, nodes.PRODUCER_IDS, stored.value)
                 first = nodes.decode_number(nodes.PRODUCER_IDS, block.block_end.encode()) + 1
             first = max(first, at_least)
             end = first + nodes.PRODUCER_IDS_IN_A_BLOCK

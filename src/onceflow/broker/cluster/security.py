@@ -36,6 +36,7 @@ from onceflow.log.errors import LogError
 from onceflow.wire.acls import AclBinding, AclPattern, PatternType
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.scram import BY_NUMBER, MECHANISMS
+from onceflow.zookeeper.nodes import DamagedNode, decode
 from onceflow.zookeeper.session import Check, Create, Delete, Session, Set, StoredNode
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class RegistrySecurity:
                 for path, value in notices.new():
                     try:
                         due.patterns.add(stored.noticed_pattern(path, value))
-                    except nodes.DamagedNode as error:
+                    except DamagedNode as error:
                         on_damaged(error)
             if due.is_all:
                 due.patterns |= set(_all_patterns(zookeeper)) if self.has_acls else set()
@@ -139,14 +140,14 @@ class RegistrySecurity:
         for pattern, node in zip(patterns, values, strict=True):
             try:
                 acls[pattern] = frozenset() if node is None else stored.bindings_of(pattern, node.value)
-            except nodes.DamagedNode as error:
+            except DamagedNode as error:
                 on_damaged(error)
         configs: dict[str, Config | None] = dict.fromkeys(entities)
         values = zookeeper.read_all([stored.config_path(path) for path in entities])
         for path, node in zip(entities, values, strict=True):
             try:
                 configs[path] = _config_in(path, node)
-            except nodes.DamagedNode as error:
+            except DamagedNode as error:
                 on_damaged(error)
         return SecuritySeen(acls, configs, due.is_all)
 
@@ -271,7 +272,7 @@ def _config_in(path: str, node: StoredNode | None) -> dict[str, str]:
     """Return the value of an entity's node. Raises DamagedNode."""
     if node is None or not node.value:
         return {}
-    return nodes.decode(nodes.ConfigNode, stored.config_path(path), node.value).config
+    return decode(nodes.ConfigNode, stored.config_path(path), node.value).config
 
 
 def _write(path: str, value: bytes, present: StoredNode | None) -> Write:
@@ -293,7 +294,7 @@ def _merged_acls(
     node = zookeeper.read(path)
     try:
         present = frozenset() if node is None else stored.bindings_of(pattern, node.value)
-    except nodes.DamagedNode as error:
+    except DamagedNode as error:
         logger.error("replacing the ACLs: %s", error)
         present, added = frozenset(), known
     wanted = (present - set(removed)) | set(added)
@@ -309,7 +310,7 @@ def merged_config(path: str, changes: Mapping[str, str | None], zookeeper: Sessi
     node = zookeeper.read(stored.config_path(path))
     try:
         present = _config_in(path, node)
-    except nodes.DamagedNode as error:
+    except DamagedNode as error:
         logger.error("replacing the configuration: %s", error)
         present = {}
     wanted = {key: value for key, value in {**present, **changes}.items() if value is not None}

@@ -17,6 +17,7 @@ from onceflow.broker.security.client_quotas import CLIENT_ID, IP, IP_QUOTA_KEYS,
 from onceflow.broker.security.credentials import Credential
 from onceflow.wire.acls import AclBinding, AclOperation, AclPattern, AclPermission, PatternType, ResourceType
 from onceflow.wire.scram import Mechanism
+from onceflow.zookeeper.nodes import damaged, decode
 from onceflow.zookeeper.session import Create
 
 ACLS, PREFIXED_ACLS = "/kafka-acl", "/kafka-acl-extended/prefixed"
@@ -106,7 +107,7 @@ def bindings_of(pattern: AclPattern, value: bytes) -> frozenset[AclBinding]:
     """Return the ACLs in the node of a pattern. Raises DamagedNode."""
     path = acls_path(pattern)
     # Kafka leaves a node without a value if it was stopped in the middle of its creation.
-    acls = nodes.decode(AclsNode, path, value).acls if value else ()
+    acls = decode(AclsNode, path, value).acls if value else ()
     try:
         return frozenset(
             AclBinding(
@@ -115,7 +116,7 @@ def bindings_of(pattern: AclPattern, value: bytes) -> frozenset[AclBinding]:
             for acl in acls
         )
     except KeyError as error:
-        raise nodes.damaged(path, value, f"{error} is not an operation or a permission") from error
+        raise damaged(path, value, f"{error} is not an operation or a permission") from error
 
 
 def acls_notice(pattern: AclPattern) -> Create:
@@ -133,7 +134,7 @@ def acls_notice(pattern: AclPattern) -> Create:
 def noticed_pattern(path: str, value: bytes) -> AclPattern:
     """Return the pattern of a notice. Raises DamagedNode."""
     if path.startswith(PREFIXED_ACL_CHANGES):
-        change = nodes.decode(AclChangeNode, path, value)
+        change = decode(AclChangeNode, path, value)
         type_name, name, pattern_name = change.resource_type, change.name, change.pattern_type
     else:
         type_name, _, name = value.decode(errors="replace").partition(":")
@@ -141,9 +142,9 @@ def noticed_pattern(path: str, value: bytes) -> AclPattern:
     try:
         pattern = AclPattern(ResourceType.of(type_name), name, PatternType.of(pattern_name))
     except KeyError as error:
-        raise nodes.damaged(path, value, f"{error} is not a type") from error
+        raise damaged(path, value, f"{error} is not a type") from error
     if pattern.pattern_type not in _DIRECTORIES or not is_legal_name(name):
-        raise nodes.damaged(path, value, "it does not name a pattern")
+        raise damaged(path, value, "it does not name a pattern")
     return pattern
 
 

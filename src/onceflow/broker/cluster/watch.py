@@ -20,6 +20,7 @@ from onceflow.broker.cluster.security_nodes import entity_of
 from onceflow.broker.cluster.state import LiveBroker
 from onceflow.broker.storage.partitions import Place
 from onceflow.log.clock import Clock
+from onceflow.zookeeper.nodes import BROKER_IDS, TOPICS, DamagedNode, broker_path, decode
 from onceflow.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Watch:
         """Let the next look read all topics."""
         self._known.clear()
 
-    def look(self, on_damaged: Callable[[nodes.DamagedNode], None]) -> Seen:
+    def look(self, on_damaged: Callable[[DamagedNode], None]) -> Seen:
         """Read what has changed, and watch it; `on_damaged` is as in `read_topics`. Raises OutcomeUnknown."""
         with self._lock:
             changed, self._changed = self._changed, set()
@@ -89,11 +90,11 @@ class Watch:
             self.put_back(changed)
             raise
 
-    def _look(self, changed: set[str], on_damaged: Callable[[nodes.DamagedNode], None]) -> Seen:
+    def _look(self, changed: set[str], on_damaged: Callable[[DamagedNode], None]) -> Seen:
         self._zookeeper.sync()
         brokers = self._read_brokers()
         (controller,) = self._zookeeper.read_all([nodes.CONTROLLER], [self._fire])
-        names = self._zookeeper.children(nodes.TOPICS, self._fire)
+        names = self._zookeeper.children(TOPICS, self._fire)
         deletions = self._zookeeper.children(nodes.DELETIONS, self._fire)
         reassignments, elections = self._read_requests()
         topics_noticed, entities = self._read_notices()
@@ -125,24 +126,24 @@ class Watch:
         elections: list[Place] | None = None
         try:
             if (node := stored.get(nodes.REASSIGNMENTS)) is not None:
-                wanted = nodes.decode(nodes.ReassignmentsNode, nodes.REASSIGNMENTS, node.value)
+                wanted = decode(nodes.ReassignmentsNode, nodes.REASSIGNMENTS, node.value)
                 reassignments = {(entry.topic, entry.partition): tuple(entry.replicas) for entry in wanted.partitions}
             if (node := stored.get(nodes.ELECTIONS)) is not None:
-                asked = nodes.decode(nodes.ElectionsNode, nodes.ELECTIONS, node.value)
+                asked = decode(nodes.ElectionsNode, nodes.ELECTIONS, node.value)
                 elections = [(entry.topic, entry.partition) for entry in asked.partitions]
-        except nodes.DamagedNode as error:
+        except DamagedNode as error:
             logger.error("a request of a tool is ignored: %s", error)
         return reassignments, elections
 
     def _read_brokers(self) -> list[LiveBroker]:
-        ids = [name for name in self._zookeeper.children(nodes.BROKER_IDS, self._fire) if name.isdecimal()]
-        stored = self._zookeeper.read_all([nodes.broker_path(int(broker_id)) for broker_id in ids])
+        ids = [name for name in self._zookeeper.children(BROKER_IDS, self._fire) if name.isdecimal()]
+        stored = self._zookeeper.read_all([broker_path(int(broker_id)) for broker_id in ids])
         brokers = []
         for broker_id, node in zip(ids, stored, strict=True):
             if node is not None:
                 try:
                     brokers.append(nodes.live_broker(int(broker_id), node))
-                except nodes.DamagedNode as error:
+                except DamagedNode as error:
                     logger.error("a broker is ignored: %s", error)
         return brokers
 
@@ -152,8 +153,8 @@ class Watch:
         entities: set[str] = set()
         for path, value in self._notices.new():
             try:
-                entity = nodes.decode(nodes.ConfigChangeNode, path, value).entity_path
-            except nodes.DamagedNode as error:
+                entity = decode(nodes.ConfigChangeNode, path, value).entity_path
+            except DamagedNode as error:
                 logger.error("a change of a configuration is not applied: %s", error)
                 continue
             kind, _, name = entity.partition("/")

@@ -12,6 +12,7 @@ from onceflow.broker.cluster.decision import Assignment
 from onceflow.broker.cluster.registry import Write
 from onceflow.broker.cluster.state import Replicas
 from onceflow.broker.topics.topics import Topic
+from onceflow.zookeeper.nodes import topic_path
 from onceflow.zookeeper.session import Create, Put, Set
 
 
@@ -22,7 +23,7 @@ def create_topic(topic: Topic) -> Write:
     """
     return [
         Put(nodes.config_path(topic.name), _config(topic.configs)),
-        Create(nodes.topic_path(topic.name), _assignment(topic)),
+        Create(topic_path(topic.name), _assignment(topic)),
     ]
 
 
@@ -33,7 +34,7 @@ def assign(assignment: Assignment) -> Write:
 
 def set_topic_id(name: str, topic_id: UUID, replicas: Mapping[int, Replicas]) -> Write:
     """Return the write of the id of a topic that a tool has created without one (KafkaZkClient.setTopicIds)."""
-    return [Set(nodes.topic_path(name), nodes.encode(nodes.topic(topic_id, replicas)))]
+    return [Set(topic_path(name), nodes.encode(nodes.topic(topic_id, replicas)))]
 
 
 def set_config(topic: Topic) -> Write:

@@ -37,6 +37,7 @@ from onceflow.client.topic_filter import Blacklist, Whitelist
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
+from onceflow.zookeeper.nodes import BROKER_IDS, TOPICS, BrokerNode, broker_path, decode
 from onceflow.zookeeper.session import Conflict, OutcomeUnknown, Session
 
 STRATEGIES: dict[str, Assign] = {"range": assign_range, "roundrobin": assign_round_robin}
@@ -121,15 +122,15 @@ class ZooKeeperGroup:
 
     def _read_brokers(self) -> str:
         where = f"ZooKeeper {self._settings['zookeeper.connect']}"
-        ids, topics = self._session.children_of_all([nodes.BROKER_IDS, nodes.TOPICS])
+        ids, topics = self._session.children_of_all([BROKER_IDS, TOPICS])
         if ids is None or topics is None:
-            raise ConsumerFailed(f"{where} has no {nodes.BROKER_IDS}: no cluster; {Remedy.OTHER_CHROOT}")
+            raise ConsumerFailed(f"{where} has no {BROKER_IDS}: no cluster; {Remedy.OTHER_CHROOT}")
         protocol = str(self._security.get("security.protocol", "PLAINTEXT")).upper()
-        paths = [f"{nodes.BROKER_IDS}/{broker_id}" for broker_id in ids]
+        paths = [broker_path(broker_id) for broker_id in ids]
         addresses: list[str] = []
         for path, node in zip(paths, self._session.read_all(paths), strict=True):
             if node is not None:
-                addresses += nodes.addresses(nodes.decode(nodes.BrokerNode, path, node.value), protocol)
+                addresses += nodes.addresses(decode(BrokerNode, path, node.value), protocol)
         if not addresses:
             raise ConsumerFailed(f"{where} has no broker with a listener for {protocol}; {Remedy.START_BROKER}")
         return ",".join(addresses)

@@ -10,6 +10,7 @@ from onceflow.client.errors import ClientError
 from onceflow.client.registry import nodes
 from onceflow.client.registry.nodes import Registration
 from onceflow.wire import TopicPartition
+from onceflow.zookeeper.nodes import TOPICS, TopicNode, decode, topic_path
 from onceflow.zookeeper.session import Check, Conflict, Create, Delete, Operation, OutcomeUnknown, Session, StoredNode
 
 OPERATIONS_AT_ONCE = 500
@@ -93,20 +94,20 @@ class Member:
     def _look(self) -> Seen:
         ids = nodes.ids_path(self._group)
         consumers = self._children(ids)
-        existing = self._children(nodes.TOPICS)
+        existing = self._children(TOPICS)
         paths = [f"{ids}/{consumer}" for consumer in consumers]
         members = {}
         for consumer, path, node in zip(consumers, paths, self._session.read_all(paths), strict=True):
             if node is not None:
                 members[consumer] = nodes.decode_registration(path, node.value).streams_by_topic(existing)
         topics = sorted({topic for streams in members.values() for topic in streams})
-        topic_paths = [nodes.topic_path(topic) for topic in topics]
+        topic_paths = [topic_path(topic) for topic in topics]
         partitions = {}
         for topic, path, node in zip(
             topics, topic_paths, self._read_watched(topic_paths, self.has_changed.set), strict=True
         ):
             if node is not None:
-                numbers = nodes.decode(nodes.TopicNode, path, node.value).partitions
+                numbers = decode(TopicNode, path, node.value).partitions
                 partitions[topic] = sorted(int(number) for number in numbers)
         return Seen(members, partitions)
 

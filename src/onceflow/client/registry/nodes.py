@@ -1,29 +1,19 @@
-"""Paths and values of a consumer group's nodes, and of the cluster's nodes that it reads (kafka.utils.ZkUtils)."""
+"""Paths and values of a consumer group's nodes, and the addresses of brokers (kafka.utils.ZkUtils)."""
 
 import socket
 import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
-from onceflow.client.errors import ClientError
 from onceflow.client.topic_filter import Blacklist, Whitelist
-from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
+from onceflow.zookeeper.nodes import BrokerNode, decode
 
-BROKER_IDS = "/brokers/ids"
-TOPICS = "/brokers/topics"
 INTERNAL = frozenset({"__consumer_offsets", "__transaction_state"})
 """Topics that no filter allows (`exclude.internal.topics` of Kafka's consumer)."""
-
-Node = TypeVar("Node")
-
-
-class DamagedNode(ClientError):
-    """A node in ZooKeeper does not have the form that Kafka writes."""
 
 
 class RegistrationNode(msgspec.Struct, kw_only=True, frozen=True):
@@ -33,21 +23,6 @@ class RegistrationNode(msgspec.Struct, kw_only=True, frozen=True):
     subscription: dict[str, int]
     pattern: str
     timestamp: str | int = ""
-
-
-class BrokerNode(msgspec.Struct, kw_only=True, frozen=True):
-    """`/brokers/ids/N`, without what consumers do not use. Version 1 has no endpoints."""
-
-    host: str | None = None
-    port: int = -1
-    endpoints: list[str] = []
-    listener_security_protocol_map: dict[str, str] = {}
-
-
-class TopicNode(msgspec.Struct, kw_only=True, frozen=True):
-    """`/brokers/topics/T`: the replicas of each partition."""
-
-    partitions: dict[str, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +60,6 @@ def decode_registration(path: str, value: bytes) -> Registration:
     return Registration({}, kinds[node.pattern](expression), streams)
 
 
-def decode(form: type[Node], path: str, value: bytes) -> Node:
-    """Return the value of a node. Raises DamagedNode."""
-    try:
-        return msgspec.json.decode(value, type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedNode(f"{path} in ZooKeeper cannot be read: {value[:100]!r}: {error}; {Remedy.FIX_NODE}") from error
-
-
 def new_consumer_id(group: str) -> str:
     """Return an id as Kafka's consumer makes it: group, host, time and eight random digits."""
     return f"{group}_{socket.gethostname()}-{int(time.time() * 1000)}-{uuid.uuid4().hex[:8]}"
@@ -116,10 +83,6 @@ def offsets_path(group: str, topic: str) -> str:
 
 def offset_path(group: str, place: TopicPartition) -> str:
     return f"/consumers/{group}/offsets/{place[0]}/{place[1]}"
-
-
-def topic_path(topic: str) -> str:
-    return f"{TOPICS}/{topic}"
 
 
 def addresses(node: BrokerNode, protocol: str) -> list[str]:

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from onceflow.client.registry import nodes
-from onceflow.client.registry.nodes import DamagedNode
-from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
+from onceflow.zookeeper.nodes import damaged
 from onceflow.zookeeper.session import Check, Conflict, OutcomeUnknown, Put, Session
 
 WRITES_AT_ONCE = 500
@@ -65,5 +64,5 @@ def _offset(path: str, value: bytes) -> int:
     except ValueError:
         offset = -1
     if offset < 0:
-        raise DamagedNode(f"{path} in ZooKeeper is {value[:100]!r}, which is not an offset; {Remedy.FIX_NODE}")
+        raise damaged(path, value, "it is not an offset")
     return offset
