@@ -14,7 +14,6 @@ from kazoo.exceptions import (
     BadVersionError,
     ConnectionClosedError,
     ConnectionLoss,
-    KazooException,
     NoAuthError,
     NodeExistsError,
     NoNodeError,
@@ -104,14 +103,13 @@ class ZooKeeper:
 
     def open(self) -> None:
         """Connect. Raises ZooKeeperUnavailable."""
-        try:
-            self._client.start(timeout=self._connection_seconds)
-        except (KazooException, KazooTimeoutError) as error:
+        # kazoo's `start` also fails when the new connection is lost at once, which does not end the session.
+        if not self._client.start_async().wait(self._connection_seconds):
             self.close()
             raise ZooKeeperUnavailable(
-                f"zookeeper.connect {self._connect}: no session within {self._connection_seconds:g} s: {error};"
+                f"zookeeper.connect {self._connect}: no session within {self._connection_seconds:g} s;"
                 f" {Remedy.START_ZOOKEEPER}"
-            ) from error
+            )
 
     @property
     def session_id(self) -> int:

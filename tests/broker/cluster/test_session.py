@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 from onceflow.testing.registry import MemoryRegistry
 from onceflow.zookeeper.kazoo_session import ZooKeeper
@@ -151,3 +152,14 @@ def test_a_session_ends_once() -> None:
     session.disconnect()
     session.disconnect()
     assert registry.value("/a") == b""
+
+
+def test_open_survives_a_lost_connection(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first connection may be lost before its waiter looks at it; the session lives on."""
+    session = ZooKeeper(tree.connect, session_timeout_ms=10_000, connection_timeout_ms=10_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(KazooClient, "connected", property(lambda _client: False))
+        session.open()
+    session.ensure("")
+    assert tree.exists("")
+    session.close()
