@@ -2,8 +2,13 @@
 
 The test and the process share a file of 8 bytes, the milliseconds by which the broker's clock differs from the
 machine's. The monotonic clock does not jump, as on any machine.
+
+Its connections to other brokers come from an address of its own if it is given one, so that a test's network can tell
+whose they are.
 """
 
+import asyncio
+import functools
 import mmap
 import os
 import struct
@@ -17,6 +22,7 @@ from onceflow.log.clock import SystemClock
 from onceflow.testing import BrokerProcess
 
 SKEW_FILE = "ONCEFLOW_TEST_CLOCK_SKEW"
+SOURCE_ADDRESS = "ONCEFLOW_TEST_SOURCE_ADDRESS"
 STARTED_WITHIN_S = 300.0
 """Limit of a restart while other tests use the machine."""
 _SKEW = struct.Struct("<q")
@@ -54,9 +60,11 @@ class SkewedClock(SystemClock):
 class SkewedBroker(BrokerProcess):
     """A broker process whose clock `skew` sets."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        # While the broker is dead, nothing else takes this port.
-        super().__init__(directory / "broker", services.free_port(), *arguments)
+    def __init__(self, directory: Path, *arguments: str, port: int = 0, source_address: str = "") -> None:
+        # While the broker is dead, nothing else takes a port of `services`.
+        super().__init__(directory / "broker", port or services.free_port(), *arguments)
+        self._source_address = source_address
+        directory.mkdir(parents=True, exist_ok=True)
         self._skew_path = directory / "skew"
         self.skew = Skew(self._skew_path)
 
@@ -67,13 +75,15 @@ class SkewedBroker(BrokerProcess):
         return super()._first_line(STARTED_WITHIN_S)
 
     def _environment(self) -> Mapping[str, str]:
-        return {**os.environ, SKEW_FILE: str(self._skew_path)}
+        return {**os.environ, SKEW_FILE: str(self._skew_path), SOURCE_ADDRESS: self._source_address}
 
 
 def main() -> None:
     """Run the command line with a skewed clock."""
     skew = Skew(Path(os.environ[SKEW_FILE]))
     server.SystemClock = lambda: SkewedClock(skew)  # type: ignore[assignment, attr-defined]
+    if source := os.environ[SOURCE_ADDRESS]:
+        asyncio.open_connection = functools.partial(asyncio.open_connection, local_addr=(source, 0))
     cli.main()
 
 

@@ -1,19 +1,19 @@
 """One run: workers on a broker that is killed, frozen and whose clock jumps; its history and its figures."""
 
-import contextlib
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from onceflow.client.cluster import Cluster
 from tests.histories.broker_with_clock import SkewedBroker
+from tests.histories.crew import Crew
 from tests.histories.history import History, Operation, Outcome, Poll
 from tests.histories.workers import (
     EVENTS,
@@ -44,7 +44,6 @@ JUMPS_MS = (1_000, 60_000, 3_600_000)
 """Maximum jump: after days the broker would forget idempotent producers and offsets."""
 FIGURES = "figures.json"
 COPIED_WITHIN_S = 300.0
-JOINED_WITHIN_S = 240.0
 WRITERS = (Sender, Sender, Mixer, Mixer)
 READERS = (Reader, Reader)
 COPIERS = (Copier, Copier)
@@ -85,40 +84,35 @@ class Faults:
 def run(directory: Path, seed: int, seconds: float) -> tuple[History, Counter[str]]:
     """Return the history of a run of `seconds` under faults, read to its end, and its figures."""
     with SkewedBroker(directory, *BROKER) as broker:
-        with Cluster(broker.bootstrap) as cluster:
-            for topic, count in PARTITIONS.items():
-                cluster.create_topic(topic, count)
-        work = Run(broker.bootstrap, seed)
-        copied = threading.Event()
+        create_topics(broker.bootstrap)
         faults = Faults(broker, seed)  # type: ignore[arg-type]
-        with _working(work, READERS, copied) as readers, _working(work, COPIERS, copied) as copiers:
-            with _working(work, WRITERS, work.stopping) as writers:
-                faults.rage(seconds)
-                work.stopping.set()
-            await_copies(work)
-            copied.set()
-        _read_to_end(work)
-    history = History(work.operations, consumed=frozenset(key for key in KEYS if key.startswith(EVENTS)))
-    figures = _figures(work, [*readers, *copiers, *writers])
+        work = Run(broker.bootstrap, seed)
+        history, figures = observed(work, lambda: faults.rage(seconds))
     return history, figures + faults.counts
 
 
-@contextlib.contextmanager
-def _working(work: Run, kinds: Iterable[type[Worker]], stopping: threading.Event) -> Iterator[list[Worker]]:
-    """Run workers until `stopping` is set. Raises a worker's error."""
-    workers = [kind(work, f"{kind.__name__.lower()}-{number}", stopping) for number, kind in enumerate(kinds)]
-    for worker in workers:
-        worker.start()
-    try:
-        yield workers
-    finally:
-        stopping.set()
-        for worker in workers:
-            worker.join(JOINED_WITHIN_S)
-    for worker in workers:
-        assert not worker.is_alive(), f"{worker.name} does not end"
-        if worker.failure is not None:
-            raise worker.failure
+def create_topics(bootstrap: str, timeout_s: float = 30) -> None:
+    with Cluster(bootstrap, timeout_ms=round(timeout_s * 1000)) as cluster:
+        for topic, count in PARTITIONS.items():
+            cluster.create_topic(topic, count)
+
+
+def observed(work: Run, rage: Callable[[], None], *, hang_s: float | None = None) -> tuple[History, Counter[str]]:
+    """Return the history of all workers during `rage`, read to its end, and its figures.
+
+    With `hang_s`, a copier without progress for that long is replaced, as a killed process would be.
+    """
+    copied = threading.Event()
+    with Crew(work, READERS, copied) as readers, Crew(work, COPIERS, copied, hang_s) as copiers:
+        with Crew(work, WRITERS, work.stopping) as writers:
+            rage()
+        await_copies(work)
+    _read_to_end(work)
+    history = History(work.operations, consumed=frozenset(key for key in KEYS if key.startswith(EVENTS)))
+    figures = _figures(work, [*readers.all, *copiers.all, *writers.all])
+    if hang_s is not None:
+        figures["replaced copiers"] = sum(worker.is_replaced for worker in copiers.all)
+    return history, figures
 
 
 def await_copies(work: Run) -> None:

@@ -1,27 +1,23 @@
 """librdkafka's clients send, poll, copy and run transactions under faults; the checker finds nothing in the history."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from onceflow.client.cluster import Cluster
 from tests.campaigns import RecordProperty
 from tests.histories.broker_with_clock import SkewedBroker
 from tests.histories.checker import anomalies
-from tests.histories.run import BROKER, FIGURES, await_copies, run
-from tests.histories.workers import COPIES, PARTITIONS, Copier, Run, Sender
+from tests.histories.process import run_in_process
+from tests.histories.run import BROKER, await_copies, create_topics, run
+from tests.histories.workers import COPIES, Copier, Run, Sender
 
 SHORT_S = 8
 LONG_S = 300
 SEEDS = 20
 SHOWN_MAX = 20
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
@@ -36,9 +32,7 @@ def test_a_short_run_has_no_anomaly(tmp_path: Path) -> None:
 def test_copies_are_awaited_while_broker_is_frozen(tmp_path: Path) -> None:
     """A reader that receives nothing for a while has not reached the end."""
     with SkewedBroker(tmp_path, *BROKER) as broker:
-        with Cluster(broker.bootstrap) as cluster:
-            for topic, count in PARTITIONS.items():
-                cluster.create_topic(topic, count)
+        create_topics(broker.bootstrap)
         work = Run(broker.bootstrap, seed=0)
         sender = Sender(work, "sender", work.stopping)
         sender.open()
@@ -63,20 +57,5 @@ def test_copies_are_awaited_while_broker_is_frozen(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_histories_under_faults_have_no_anomaly(tmp_path: Path, seed: int, record_property: RecordProperty) -> None:
-    """Sends, polls, copies and transactions of librdkafka under kills, freezes and clock jumps, checked like Jepsen.
-
-    Each run is a process: the threads of the clients that a run abandons end with it.
-    """
-    command = [sys.executable, "-m", "tests.histories", str(seed), str(LONG_S), str(tmp_path)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        output, _ = process.communicate()
-    except BaseException:  # Including the test's timeout; the group has the broker too.
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == 0, f"seed {seed}:\n{output}"
-    record_property("seeds", str(seed))
-    for name, count in json.loads((tmp_path / FIGURES).read_text()).items():
-        record_property(name, count)
+    """Sends, polls, copies and transactions of librdkafka under kills, freezes and clock jumps, checked like Jepsen."""
+    run_in_process(tmp_path, seed, LONG_S, record_property)

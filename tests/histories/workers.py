@@ -85,6 +85,8 @@ class Run:
     stopping: threading.Event = field(default_factory=threading.Event)
     operations: list[Operation] = field(default_factory=list)
     copied: threading.Event = field(default_factory=threading.Event)
+    acknowledged: dict[str, float] = field(default_factory=dict)
+    """Time of the last acknowledgement of each key that has one."""
     _values: Any = field(default_factory=itertools.count)
     _sessions: Any = field(default_factory=itertools.count)
 
@@ -118,9 +120,9 @@ class Sends:
 
     def _delivered(self, error: Any, message: Message) -> None:
         if error is None:
-            value, offset = int(message.value() or b""), message.offset()
-            assert offset is not None
-            self._offsets[value] = offset, time.monotonic()
+            sent = poll_of(message)
+            self._offsets[sent.value] = sent.offset, sent.at
+            self._run.acknowledged[sent.key] = sent.at
 
     def wait(self) -> None:
         """Wait for every acknowledgement. Raises SendUnsettled."""
@@ -153,26 +155,34 @@ class Worker(threading.Thread):
         self.failure: BaseException | None = None
         self.session = -1
         self.sessions = 0
+        self.progressed = time.monotonic()
+        """Time of the last completed step."""
+        self.is_replaced = False
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
 
     def run(self) -> None:
         try:
-            while not self.stopping.is_set():
-                self.session = self.work.next_session()
-                self.sessions += 1
-                try:
-                    self.open()
-                    while not self.stopping.is_set():
-                        self.step()
-                        self.stopping.wait(self.chance.random() * PAUSE_S_MAX)
-                        if self.chance.random() < CRASH_CHANCE:
-                            break
-                except (KafkaException, SendUnsettled):
-                    self.stopping.wait(self.chance.random())
-            self.close()
+            while not self.stopping.is_set() and not self.is_replaced:
+                self._run_session()
+            if not self.is_replaced:
+                self.close()
         except BaseException as error:
             self.failure = error
             raise
+
+    def _run_session(self) -> None:
+        self.session = self.work.next_session()
+        self.sessions += 1
+        try:
+            self.open()
+            while not self.stopping.is_set() and not self.is_replaced:
+                self.step()
+                self.progressed = time.monotonic()
+                self.stopping.wait(self.chance.random() * PAUSE_S_MAX)
+                if self.chance.random() < CRASH_CHANCE:
+                    break
+        except (KafkaException, SendUnsettled):
+            self.stopping.wait(self.chance.random())
 
     def open(self) -> None:
         """Create the clients of a session."""
@@ -281,6 +291,8 @@ class Transactional(Worker):
     transaction.
     """
 
+    is_committing = False
+
     def open(self) -> None:
         self._producer = self.producer(**{"transactional.id": self.name, **TRANSACTIONS})
         self._call(lambda: self._producer.init_transactions(CALL_S))
@@ -300,7 +312,10 @@ class Transactional(Worker):
             sends.wait()
             if chance < ABORT_CHANCE:
                 self._call(lambda: self._producer.abort_transaction(CALL_S))
+            elif self.is_replaced:
+                raise SendUnsettled("another worker has this transactional id")
             else:
+                self.is_committing = True
                 committing, outcome = time.monotonic(), Outcome.UNKNOWN
                 self._call(lambda: self._producer.commit_transaction(CALL_S))
                 outcome = Outcome.OK
@@ -318,6 +333,7 @@ class Transactional(Worker):
                 aborts=outcome is Outcome.FAILED,
                 moved=self.moved(),
             )
+            self.is_committing = False
         if outcome is Outcome.FAILED:
             self.aborted(polls)
 
