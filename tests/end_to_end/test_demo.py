@@ -73,8 +73,6 @@ def test_interrupt_stops_all_and_reports_port(tmp_path: Path) -> None:
 def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
     environment = {**os.environ, MARK: mark}
-    # Spark runs with all of its defaults, generated code included.
-    environment.pop("PYSPARK_SUBMIT_ARGS", None)
     demo = [*ONCEFLOW, "demo", "--data", str(data_with_free_ports(tmp_path)), "--port", "0", "--lively"]
     printed = tmp_path / "printed"
     with printed.open("wb") as output:
@@ -97,6 +95,8 @@ def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
         first.wait()
     eventually(lambda: not processes_of(mark))
 
+    # Spark runs with all of its defaults, generated code included.
+    environment.pop("PYSPARK_SUBMIT_ARGS", None)
     again = subprocess.run(
         [*demo, "--seconds", "2", "--json"],
         capture_output=True,

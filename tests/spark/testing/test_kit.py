@@ -115,7 +115,9 @@ def test_unrelated_error_is_not_a_refusal(spark: SparkSession, tmp_path: Path) -
     assert raised.value.rule == Rule.OTHER_BATCH
 
 
+@pytest.mark.campaign
 def test_parquet_sink_passes(spark: SparkSession, tmp_path: Path) -> None:
+    """The Parquet sink of the examples passes the conformance kit; a failed task fails its batch."""
     report = check_parquet(tmp_path, spark)
     assert report.tasks == 6 and report.blocked == 0, report
 
