@@ -185,11 +185,11 @@ def test_an_unclean_leader_loses_records(brokers: Brokers, tree: Tree, caplog: p
     assert state(tree, "clicks")["isr"] == [2]
     brokers.configure("clicks", "unclean.leader.election.enable", "true")
     tree.await_that(lambda: state(tree, "clicks")["leader"] == 3)
-    assert "clicks-0: broker 3 leads without having been in sync" in caplog.text
+    tree.await_that(lambda: "clicks-0: broker 3 leads without having been in sync" in caplog.text)
     send(brokers.bootstrap, "clicks", [b"new"])
     brokers.start(2)
     tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
     tree.await_that(lambda: log(brokers, 2, "clicks") == log(brokers, 3, "clicks"))
+    tree.await_that(lambda: "clicks-0: the records from 1 to 3 are lost: broker 3" in caplog.text)
     assert read(brokers.bootstrap, "clicks", 2) == [b"kept", b"new"]
-    assert "clicks-0: the records from 1 to 3 are lost: broker 3" in caplog.text
     assert "leader_recovery_state" not in state(tree, "clicks")
