@@ -1,4 +1,4 @@
-"""Kafka 1.1.1's console consumer through ZooKeeper, in one group with ours, on a broker of Apache Kafka 3.9."""
+"""Kafka 1.1.1's console consumer through ZooKeeper, in one group with ours, on Apache Kafka 3.9 and on our broker."""
 
 import subprocess
 import threading
@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from benchmarks import maven
 from onceflow.client.classic import ConsumerConnector, StringDecoder
 from onceflow.client.cluster import Cluster
+from onceflow.testing import BrokerProcess
 from onceflow.wire import TopicPartition
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
@@ -94,9 +95,19 @@ def owners(tree: Tree) -> dict[TopicPartition, str]:
     return by_place
 
 
+def broker_of(name: str, directory: Path, tree: Tree) -> KafkaOnZooKeeper | BrokerProcess:
+    if name == "kafka":
+        return KafkaOnZooKeeper(directory, kafka_jars(VERSION), tree.connect)
+    options = ("--zookeeper-connect", tree.connect, "--log-message-downconversion-enable", "true")
+    return BrokerProcess(directory, 0, *options)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["range", "roundrobin"])
-def test_kafkas_old_consumer_shares_a_group(tree: Tree, old_jars: Path, tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize("broker_name", ["kafka", "onceflow"])
+def test_kafkas_old_consumer_shares_a_group(
+    tree: Tree, old_jars: Path, tmp_path: Path, broker_name: str, strategy: str
+) -> None:
     """Each partition has one owner, both agree on it, and each message is read once while members join and leave."""
     ours: list[str] = []
 
@@ -104,8 +115,8 @@ def test_kafkas_old_consumer_shares_a_group(tree: Tree, old_jars: Path, tmp_path
         shares = Counter(owners(tree).values())
         return sum(shares.values()) == sum(TOPICS.values()) and len(shares) == 2
 
-    with KafkaOnZooKeeper(tmp_path / "kafka", kafka_jars(VERSION), tree.connect) as kafka:
-        with Cluster(kafka.bootstrap) as cluster:
+    with broker_of(broker_name, tmp_path / "broker", tree) as broker:
+        with Cluster(broker.bootstrap) as cluster:
             for topic, partitions in TOPICS.items():
                 cluster.create_topic(topic, partitions)
         settings: dict[str, Any] = {
@@ -121,15 +132,15 @@ def test_kafkas_old_consumer_shares_a_group(tree: Tree, old_jars: Path, tmp_path
             for (stream,) in streams.values():
                 reader = (str(message.message) for message in stream)
                 threading.Thread(target=ours.extend, args=(reader,), daemon=True).start()
-            send(kafka.bootstrap, "first")
+            send(broker.bootstrap, "first")
             tree.await_that(lambda: len(ours) == sum(TOPICS.values()) * MESSAGES)
             with console_consumer(old_jars, tree.connect, strategy, tmp_path / "console.log") as theirs:
                 tree.await_that(are_shared)
-                send(kafka.bootstrap, "second")
+                send(broker.bootstrap, "second")
                 tree.await_that(lambda: len(ours) + len(theirs.read) >= 2 * sum(TOPICS.values()) * MESSAGES)
                 assert are_shared()
             tree.await_that(lambda: len(owners(tree)) == sum(TOPICS.values()) and len({*owners(tree).values()}) == 1)
-            send(kafka.bootstrap, "third")
+            send(broker.bootstrap, "third")
             tree.await_that(lambda: len(ours) + len(theirs.read) >= 3 * sum(TOPICS.values()) * MESSAGES)
         offsets = [
             tree.text(f"/consumers/{GROUP}/offsets/{topic}/{partition}")

@@ -118,6 +118,8 @@ class BrokerConfig:
     partitions_max: int = 20_000
     """Limit of all topics together."""
     log: LogConfig = field(default_factory=LogConfig)
+    down_converts: bool = False
+    """Whether the Fetch versions of consumers before Kafka 0.11 are served, with converted records."""
     reserve_bytes: int = 16 * 1024**2
     """Space kept for deletions on a full disk (onceflow.log.reserve): enough for some indexes of large segments."""
     node_id: int = 1

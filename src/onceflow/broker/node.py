@@ -5,7 +5,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from onceflow.broker.config import BrokerConfig as BrokerConfig
@@ -13,6 +13,7 @@ from onceflow.broker.groups.requests import GroupRequests, Settled
 from onceflow.broker.groups.shards import GroupShards
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.loop.deferred import DeferredCalls
+from onceflow.broker.loop.sliced_thread import SlicedThread
 from onceflow.broker.loop.work_thread import WorkThread
 from onceflow.broker.network.request import Request
 from onceflow.broker.network.response_cache import ResponseCache
@@ -212,6 +213,11 @@ class Node:
             return None
         return Authorizer(self.acls, config.super_users, allow_if_no_acl=config.allow_everyone_if_no_acl)
 
+    @cached_property
+    def conversions(self) -> SlicedThread:
+        """Thread that converts records for old consumers."""
+        return SlicedThread("down-conversion")
+
     def access(self, request: Request) -> Access:
         """Return what the client of a request may do."""
         if self.authorizer is None:
@@ -356,6 +362,7 @@ class Node:
         self.housekeeping_thread.shutdown()
         self.search_thread.shutdown()
         self._record_check_thread.shutdown()
+        self.conversions.close()
         clean = False
         try:
             are_whole = close_all((*self.partitions, *self.metadata.partitions))

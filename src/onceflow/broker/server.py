@@ -131,16 +131,20 @@ class Broker:
         self._exporter: Exporter | None = None
         self._validators: dict[str, Validate | None] = {}
         """Validators of tokens, by the listeners with SASL."""
-        self._apis: Mapping[int, apis.Api] = apis.APIS
+        self._apis = apis.served(in_cluster=config.zookeeper_connect is not None, down_converts=config.down_converts)
         self._handlers = HANDLERS
         self._refusals = REFUSALS
         if config.zookeeper_connect is not None:
             # Imported here: a broker without a cluster starts faster without it.
             from onceflow.broker.handlers import inter_broker
 
-            self._apis = apis.CLUSTER_APIS
             self._handlers = {**HANDLERS, **cluster_handlers.CLUSTER_HANDLERS, **inter_broker.HANDLERS}
             self._refusals = {**REFUSALS, **inter_broker.REFUSALS}
+        if config.down_converts:
+            # Imported here: other brokers do not need it.
+            from onceflow.broker.handlers import old_fetch
+
+            self._handlers = {**self._handlers, **old_fetch.HANDLERS}
 
     @property
     def port(self) -> int:

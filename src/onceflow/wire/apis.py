@@ -4,7 +4,7 @@ ApiVersions, dispatch and docs/protocol.md come from it; `python -m onceflow.wir
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 PRODUCE = 0
@@ -172,6 +172,15 @@ CLUSTER_APIS: Mapping[int, Api] = MappingProxyType(
 )
 """The APIs of a broker on ZooKeeper."""
 
+
+def served(*, in_cluster: bool, down_converts: bool) -> Mapping[int, Api]:
+    """Return the APIs of a broker, with the Fetch versions of old consumers if it converts records for them."""
+    table = CLUSTER_APIS if in_cluster else APIS
+    if not down_converts:
+        return table
+    return {**table, FETCH: replace(table[FETCH], version_min=0, advertised_min=0)}
+
+
 _PAGE = """\
 # Protocol
 
@@ -193,6 +202,8 @@ first version in the compact encoding with tagged fields (KIP-482).
   uncompressed to a broker whose Produce does not start at 0. Apache Kafka 4 does the same.
 - Produce ends at 9 and Fetch at 12: later versions name topics by id and have fields for clusters only. A broker on
   ZooKeeper supports Fetch up to 17 without advertising it: Apache Kafka's followers send that version.
+- Fetch starts at 4, as in Apache Kafka 4. With `log.message.downconversion.enable` it starts at 0, for [consumers
+  before Kafka 0.11](#down-conversion).
 - No API has a version above Apache Kafka 4.1's: a client that infers the broker's release from the versions must not
   mistake it for a later one. kafka-python infers 4.0, from ListOffsets 10.
 - ListOffsets starts at 0, which Apache Kafka 4 no longer supports: only this version returns where a partition's
@@ -217,6 +228,32 @@ malformed, and its connection is closed. Bytes after a request's end are ignored
 Only format 2 (magic 2), which clients have sent since Kafka 0.11. The broker reads a batch's header of 61 bytes and
 checks its length, record count and CRC-32C. It writes base offset and leader epoch into the header, both outside the
 CRC. The records are stored unchanged.
+
+### Down-conversion
+
+With `log.message.downconversion.enable` a broker also serves Fetch versions 0 to 3, as Apache Kafka up to 3.9 does,
+and advertises Fetch from 0. It converts records to the older formats for each response: to message format 0 for the
+versions 0 and 1, to format 1 for 2 and 3. Kafka 1.1.1's consumers through ZooKeeper send version 3.
+
+- Offsets, keys and values stay, and the codec of a compressed batch. Record headers are dropped, and timestamps in
+  format 0. A timestamp before 1970 becomes -1, none; Kafka fails at such a record.
+- These versions have no isolation level: records of aborted and open transactions are read too. Control batches are
+  left out. A request that finds nothing else continues after them; Kafka returns a cut message then, which its old
+  consumer takes for a message that is too large.
+- zstd is younger than these formats: the partition has UNSUPPORTED_COMPRESSION_TYPE at such a batch.
+- A compressed batch has MESSAGE_TOO_LARGE if its records, or its messages before compression, exceed
+  `batch.unpacked.max.bytes`.
+- A thread converts, one batch of each request in turn, so that other clients are not held up. A response has batches of
+  1 MiB at most, or one larger batch, and its messages are in memory until they are sent.
+- A first batch larger than the limits is returned whole in all versions. Kafka returns nothing in the versions 0 to 2,
+  and the consumer waits without an error.
+- Messages are larger than uncompressed records. What exceeds the size of the batches is left to the next request; Kafka
+  cuts the last message.
+- A replica's request is refused (UNSUPPORTED_VERSION): its log would not be the leader's.
+
+The setting applies to all topics; there is no `message.downconversion.enable` for one topic.
+
+### Codecs of clients
 
 Onceflow's own clients read all five codecs: none, gzip, snappy (with Java's xerial framing, and raw like librdkafka's),
 lz4 and zstd, each with a limit on a batch's decompressed size. They write lz4 with independent blocks and xerial-framed

@@ -339,21 +339,25 @@ def decode_batch(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZ
 
     Raises MalformedBatch if the bytes do not match the header, DecompressionTooLarge above `size_bytes_max`.
     """
+    return list(decoded_records(buffer, position, size_bytes_max=size_bytes_max))
+
+
+def decoded_records(buffer: Buffer, position: int = 0, *, size_bytes_max: int = SIZE_BYTES_MAX) -> Iterator[Record]:
+    """Yield the records of `decode_batch` one after the other. Raises as it does, as far as it is read."""
     header = read_header(buffer, position)
     body = records_of(buffer, position, header, size_bytes_max=size_bytes_max)
-    records = []
-    begin = 0
+    count = begin = 0
     try:
-        for _ in range(header.record_count):
+        while count < header.record_count:
             record, begin = _read_record(body, begin, header)
-            records.append(record)
+            count += 1
+            yield record
     except (IndexError, UnicodeDecodeError) as error:
-        raise MalformedBatch(f"{_at(position, header)}: record {len(records)}: {error}") from error
+        raise MalformedBatch(f"{_at(position, header)}: record {count}: {error}") from error
     if begin != len(body) or header.record_count < 0:
         raise MalformedBatch(
             f"{_at(position, header)}: {header.record_count} records take {begin} of {len(body)} bytes"
         )
-    return records
 
 
 def record_times(

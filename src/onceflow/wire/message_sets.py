@@ -20,7 +20,8 @@ between the wrapper's offset and the last inner one is added to each. Under log-
 that of every message (KIP-32). LZ4 in format 0 has a wrong header checksum (`onceflow.wire.lz4_header`). A wrapper in
 a wrapper is refused, as by Kafka.
 
-A library for old files: the broker sends and stores only format 2 (`onceflow.wire.batch`).
+The broker stores only format 2 (`onceflow.wire.batch`). It converts to these formats for old consumers
+(`onceflow.wire.down_conversion`).
 """
 
 import struct
@@ -161,22 +162,41 @@ def encode(
         raise ValueError(f"not a valid message set: {len(records)} records, format {magic}, codec {codec!r}")
     if any(record.headers for record in records) or (log_append_time_ms is not None and not magic):
         raise ValueError("formats 0 and 1 have no record headers, format 0 has no timestamps")
-    time_bit = 0 if log_append_time_ms is None else _LOG_APPEND_TIME
+    is_append_time = log_append_time_ms is not None
     dated = [_dated(record, log_append_time_ms) for record in records]
     if codec is Codec.NONE:
-        return b"".join(_entry(record, magic, time_bit) for record in dated)
+        return b"".join(encode_message(record, magic, is_append_time=is_append_time) for record in dated)
     begin = records[0].offset if magic else 0
-    inner = b"".join(_entry(record._replace(offset=record.offset - begin), magic, time_bit) for record in dated)
-    latest_ms = max(record.timestamp_ms for record in dated)
-    return _entry(Record(dated[-1].offset, latest_ms, None, _packed(codec, magic, inner)), magic, time_bit | codec)
+    inner = b"".join(
+        encode_message(record._replace(offset=record.offset - begin), magic, is_append_time=is_append_time)
+        for record in dated
+    )
+    last = Record(dated[-1].offset, max(record.timestamp_ms for record in dated), None, inner)
+    return encode_wrapper(last, magic, codec, is_append_time=is_append_time)
 
 
-def _entry(record: Record, magic: int, attributes: int) -> bytes:
+def encode_message(record: Record, magic: int, *, is_append_time: bool) -> bytes:
+    """Encode one message, without the record's headers."""
+    return _entry(
+        record.offset, record.timestamp_ms, record.key, record.value, magic, is_append_time * _LOG_APPEND_TIME
+    )
+
+
+def encode_wrapper(inner: Record, magic: int, codec: Codec, *, is_append_time: bool) -> bytes:
+    """Encode the wrapper with the offset and the timestamp of `inner`, whose value is the uncompressed inner set."""
+    assert inner.value is not None
+    attributes = is_append_time * _LOG_APPEND_TIME | codec
+    return _entry(inner.offset, inner.timestamp_ms, None, _packed(codec, magic, inner.value), magic, attributes)
+
+
+def _entry(
+    offset: int, timestamp_ms: int, key: bytes | None, value: bytes | None, magic: int, attributes: int
+) -> bytes:
     body = struct.pack(">bb", magic, attributes)
     if magic:
-        body += _TIMESTAMP.pack(record.timestamp_ms)
-    body += _with_length(record.key) + _with_length(record.value)
-    return struct.pack(">qiI", record.offset, 4 + len(body), zlib.crc32(body)) + body
+        body += _TIMESTAMP.pack(timestamp_ms)
+    body += _with_length(key) + _with_length(value)
+    return struct.pack(">qiI", offset, 4 + len(body), zlib.crc32(body)) + body
 
 
 def _dated(record: Record, log_append_time_ms: int | None) -> Record:

@@ -352,9 +352,9 @@ def handle(node: Node, request: Request) -> None:
     elif body.isolation_level not in (fetch.READ_UNCOMMITTED, fetch.READ_COMMITTED):
         _refuse(request, ErrorCode.unknown_server_error, body)
     elif node.authorizer is None:
-        _start(node, request, _distinct(body))
+        _start(node, request, distinct(body))
     else:
-        allowed, refused = _split(node.access(request), request, _distinct(body))
+        allowed, refused = split(node.access(request), request, distinct(body))
         _start(node, request, allowed, refused)
 
 
@@ -407,7 +407,7 @@ def _is_in_log(partition: Partition, wanted: FetchPartition) -> bool:
     )
 
 
-def _split(access: Access, request: Request, body: FetchRequest) -> tuple[FetchRequest, list[TopicResponse]]:
+def split(access: Access, request: Request, body: FetchRequest) -> tuple[FetchRequest, list[TopicResponse]]:
     """Return the request without the topics that the client may not read, and the responses of those."""
     if body.replica_id >= 0:
         may_read = dict.fromkeys(dict(body.topics), access.may_on_cluster(AclOperation.CLUSTER_ACTION))
@@ -421,7 +421,7 @@ def _split(access: Access, request: Request, body: FetchRequest) -> tuple[FetchR
     return body._replace(topics=[topic for topic in body.topics if may_read[topic[0]]]), refused
 
 
-def _distinct(request: FetchRequest) -> FetchRequest:
+def distinct(request: FetchRequest) -> FetchRequest:
     """Return the request with each partition once, grouped by topic, without empty topics, as in Kafka."""
     topics = request.topics
     if len(topics) == 1 and len(topics[0][1]) == 1:

@@ -19,7 +19,6 @@ from onceflow.broker.topics.operations import Created
 from onceflow.broker.topics.topics import INTERNAL_TOPICS, NewTopic, Topic, is_legal_name
 from onceflow.wire import apis, metadata
 from onceflow.wire.acls import AclOperation, ResourceType
-from onceflow.wire.apis import APIS, CLUSTER_APIS
 from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def handle_api_versions(node: Node, request: Request) -> None:
     if request.version >= NAMED_CLIENTS_FROM and not _has_valid_name(body):
         request.respond(error_code=ErrorCode.invalid_request, api_keys=())
         return
-    served = APIS if node.cluster is None else CLUSTER_APIS
+    served = apis.served(in_cluster=node.cluster is not None, down_converts=node.config.down_converts)
     api_keys = [
         {"api_key": api.key, "min_version": api.advertised_min, "max_version": api.advertised_max}
         for api in served.values()

@@ -23,13 +23,14 @@ from onceflow.broker.security.client_quotas import (
 )
 from onceflow.broker.security.quota_usage import QuotaUsage
 from onceflow.log.clock import Clock
-from onceflow.wire import apis, fetch
+from onceflow.wire import apis, fetch, old_fetch
 from onceflow.wire.frames import REQUEST_HEADER, SIZE_AND_CORRELATION_ID
 from onceflow.wire.primitives import INT32, SHORT_OF_BYTES, read_nullable_string
 
 EXEMPT = frozenset((apis.WRITE_TXN_MARKERS, apis.SASL_HANDSHAKE, apis.SASL_AUTHENTICATE, *apis.INTER_BROKER_APIS))
 """APIs whose time does not count: those of brokers (ApiKeys.clusterAction), and logins."""
 NO_THROTTLE_TIME_BEFORE = {
+    apis.FETCH: 1,
     apis.LIST_OFFSETS: 2,
     apis.METADATA: 3,
     apis.OFFSET_COMMIT: 3,
@@ -196,7 +197,10 @@ class _Limited:
         self._connection.mute(throttle_ms / 1000)
         if self._api_key == apis.FETCH:
             usage.take_back(CONSUMER_BYTE_RATE, user, client_id, size_bytes)
-            pieces = fetch.encode_response(self._version, self._correlation_id, [])
+            if self._version > old_fetch.VERSION_MAX:
+                pieces = fetch.encode_response(self._version, self._correlation_id, [])
+            else:
+                pieces = [old_fetch.encode_response(self._version, self._correlation_id, [])]
         return self._with_throttle_time(pieces, throttle_ms)
 
     def _with_throttle_time(self, pieces: Sequence[Piece], throttle_ms: int) -> Sequence[Piece]:

@@ -104,7 +104,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "log.flush.offset.checkpoint.interval.ms": "recovery reads each log's last segment itself",
     "log.flush.start.offset.checkpoint.interval.ms": "a new log start is on disk before the response",
     "log.message.format.version": _EACH_VERSION,
-    "log.message.downconversion.enable": _EACH_VERSION,
     "inter.broker.protocol.version": _EACH_VERSION,
     "log.cleaner.io.buffer.": _AS_NEEDED,
     "offsets.load.buffer.size": _AS_NEEDED,

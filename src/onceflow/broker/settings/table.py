@@ -180,6 +180,14 @@ GROUPS: dict[str, tuple[Setting, ...]] = {
             MS,
             "Maximum time by which a record's timestamp may be after the broker's clock. Later records are refused.",
         ),
+        Setting(
+            "log.message.downconversion.enable",
+            "down_converts",
+            BOOLEAN,
+            "Whether consumers before Kafka 0.11 are served: Fetch versions 0 to 3 with records converted to message"
+            " formats 0 and 1. It applies to all topics and costs processor time for each of their requests. Kafka's"
+            " default was true, and Kafka 4 has removed it.",
+        ),
     ),
     "Retention": (
         Setting(
