@@ -104,9 +104,7 @@ def test_records_survive_a_power_cut_of_all(tmp_path: Path) -> None:
             cluster.start_broker(broker_id)
         leader = cluster.brokers[cluster.leader(TOPIC)]
         # Readers see what the checkpoint of the high watermark has until the replicas have fetched.
-        await_that(
-            lambda: [batch.last_offset for batch in stored_batches(leader.bootstrap_servers, TOPIC)][-1:] == [1]
-        )
+        await_that(lambda: [batch.last_offset for batch in stored_batches(leader.bootstrap_servers, TOPIC)][-1:] == [1])
 
 
 def test_unsynced_records_are_lost() -> None:
