@@ -426,7 +426,7 @@ def settled(page: Page) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_suit_everybody(base: str, page: Page, view: str) -> None:
-    """On a phone nothing scrolls sideways; axe-core finds nothing, nor low contrast in dark colours."""
+    """A phone's width, the rules of axe-core, and the contrast of dark colours."""
     wide = page.viewport_size
     page.set_viewport_size({"width": 360, "height": 740})
     page.emulate_media(reduced_motion="reduce")
