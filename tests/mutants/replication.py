@@ -13,6 +13,7 @@ _UNCLEAN = "broker/cluster/test_controller.py::test_unclean_election_only_where_
 _RACKS = "broker/cluster/test_racks.py::test_replicas_are_spread_over_racks"
 _IN_RACKS = "broker/cluster/test_racks.py::test_replicas_are_in_different_racks"
 _IN_RACK = "broker/cluster/test_racks.py::test_the_most_advanced_follower_is_preferred"
+_OUTCOME = "broker/cluster/test_replicas.py::test_records_wait_until_the_outcome_is_known"
 _AFTER_A_START = "broker/cluster/test_replicas.py::test_stored_high_watermark_holds_after_a_start"
 
 MUTANTS = (
@@ -23,6 +24,8 @@ MUTANTS = (
         "return self.isr",
         _SIMULATION,
     ),
+    # NOT_CONTROLLER is taken for a request that was not carried out.
+    Mutant(_REPLICATION, "if response is NOT_APPLIED:", "if response is not ErrorCode.network_exception:", _OUTCOME),
     # Truncation to the high watermark instead of by epoch (KIP-101).
     Mutant(
         _FETCHER,

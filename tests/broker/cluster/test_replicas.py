@@ -1,5 +1,6 @@
 """The leader's state machine: high watermark, in-sync replicas, and what the controller is asked for."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -7,13 +8,15 @@ from uuid import UUID
 
 import pytest
 
+from onceflow.broker.cluster import replication as cluster_replication
 from onceflow.broker.cluster.replicas import UNKNOWN_OFFSET, Follower, Lag, LeaderState
-from onceflow.broker.cluster.replication import Replication
+from onceflow.broker.cluster.replication import Altered, IsrRequest, Replication
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.storage.partitions import Partition
 from onceflow.log.config import LogConfig
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
+from onceflow.wire.errors import ErrorCode
 from tests.log.partition_logs import batch
 
 LAG = Lag(time_max_ms=1000, messages_max=100)
@@ -146,6 +149,24 @@ def test_older_states_are_ignored() -> None:
     assert state.followers[4].caught_up_ms == 7
 
 
+def replication_of_broker_1(
+    clock: ManualClock, *, stored_high_watermark: int = 0, alter_partition: Any = None
+) -> Replication:
+    """Replication of `t-0` without a network."""
+    stood_in: Any = SimpleNamespace(follow=lambda *_arguments: None, remove=lambda _place, removed: removed())
+    stood_in.alter_partition = alter_partition
+    return Replication(
+        1,
+        stood_in,
+        lag=LAG,
+        clock=clock,
+        deferred=DeferredCalls(),
+        is_alive=lambda _broker_id: True,
+        controller=stood_in,
+        stored_high_watermark=lambda topic, index: {("t", 0): stored_high_watermark}[topic, index],
+    )
+
+
 @pytest.mark.parametrize("leads", [True, False])
 def test_stored_high_watermark_holds_after_a_start(tmp_path: Path, leads: bool) -> None:
     """A power cut leaves more records on the disk than readers may see; the file says how many they are."""
@@ -159,18 +180,7 @@ def test_stored_high_watermark_holds_after_a_start(tmp_path: Path, leads: bool) 
         log.append(batch(value, timestamp_ms=0))
     log.close()
     partition = Partition("t", 0, opened())
-    stood_in: Any = SimpleNamespace(follow=lambda *_arguments: None, remove=lambda _place, removed: removed())
-    stood_in.alter_partition = None
-    replication = Replication(
-        1,
-        stood_in,
-        lag=LAG,
-        clock=clock,
-        deferred=DeferredCalls(),
-        is_alive=lambda _broker_id: True,
-        controller=stood_in,
-        stored_high_watermark=lambda topic, index: {("t", 0): 2}[topic, index],
-    )
+    replication = replication_of_broker_1(clock, stored_high_watermark=2)
     state: Any = State()
     if leads:
         replication.lead(partition, UUID(int=1), state, lambda: None)
@@ -178,3 +188,44 @@ def test_stored_high_watermark_holds_after_a_start(tmp_path: Path, leads: bool) 
         replication.follow(partition, state)
     assert (partition.log.high_watermark, partition.log.log_end_offset) == (2, 3)
     partition.log.close()
+
+
+@pytest.mark.parametrize(
+    ("error_code", "is_certain", "is_repeated"),
+    [
+        (ErrorCode.ineligible_replica, True, False),
+        (ErrorCode.not_controller, False, True),
+        (ErrorCode.network_exception, False, True),
+        (ErrorCode.stale_broker_epoch, False, True),
+        (ErrorCode.fenced_leader_epoch, False, False),
+        (ErrorCode.invalid_update_version, False, False),
+    ],
+)
+def test_records_wait_until_the_outcome_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_code: ErrorCode, is_certain: bool, is_repeated: bool
+) -> None:
+    """A controller that was replaced says NOT_CONTROLLER; what it wrote before may have made broker 3 the leader."""
+    monkeypatch.setattr(cluster_replication, "RETRY_S", 0)
+    clock = ManualClock()
+    asked: list[tuple[IsrRequest, Altered]] = []
+    replication = replication_of_broker_1(clock, alter_partition=lambda *request: asked.append(request))
+    log = PartitionLog.open(
+        tmp_path / "t-0", LogConfig(), disk=FaultyDisk(tmp_path), clock=clock, clean=True, is_replica=True
+    )
+    partition = Partition("t", 0, log)
+    state: Any = State((1, 2))
+
+    async def lead() -> int:
+        replication.lead(partition, UUID(int=1), state, lambda: None)
+        led = replication.led(partition)
+        assert led is not None and led.fetched(3, 0)
+        ((request, altered),) = asked
+        assert request.isr == [1, 2, 3]
+        altered(error_code)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert led.state.maximal_isr == ({1, 2} if is_certain else {1, 2, 3})
+        return len(asked)
+
+    assert asyncio.run(lead()) == (2 if is_repeated else 1)
+    log.close()

@@ -25,8 +25,19 @@ LAG_CHECKS = 2
 
 
 RETRY_S = 1.0
-UNCLEAR = (ErrorCode.network_exception, ErrorCode.request_timed_out, ErrorCode.unknown_server_error)
-"""Errors after which the controller may have changed the in-sync replicas."""
+NOT_APPLIED = ErrorCode.ineligible_replica
+"""Error of a request that no controller has carried out, nor will."""
+OUTDATED = frozenset(
+    {
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.invalid_update_version,
+        ErrorCode.invalid_request,
+        ErrorCode.new_leader_elected,
+    }
+)
+"""Errors after which the controller sends this broker the partition's state."""
 
 
 class IsrRequest(NamedTuple):
@@ -73,8 +84,6 @@ class Led:
         self._replication = replication
         self._is_waking = False
         self._ask_from_ms = 0.0
-        self._is_unclear = False
-        """Whether the controller may have changed the in-sync replicas without a response."""
 
     @property
     def is_current(self) -> bool:
@@ -168,21 +177,22 @@ class Led:
         self._replication.alter(request, partial(self._on_altered, wanted))
 
     def _on_altered(self, wanted: frozenset[int], response: Committed | ErrorCode) -> None:
-        """Adopt the response. A request without one is repeated: until the outcome is known, records wait for the
-        replicas of both sets."""
+        """Adopt the response (Partition.handleAlterPartitionError).
+
+        A controller that responds with an error, such as NOT_CONTROLLER, may have changed the in-sync replicas before,
+        and so may its predecessor: records wait for the replicas of both sets until the outcome is known.
+        """
         if not self.is_current:
             return
-        if isinstance(response, ErrorCode):
+        if not isinstance(response, ErrorCode):
+            self.state.altered(*response)
+        else:
             logger.warning("%s: the controller did not change the in-sync replicas: %s", self.partition, response.name)
-            self._is_unclear = self._is_unclear or response in UNCLEAR
-            if self._is_unclear:
-                asyncio.get_running_loop().call_later(RETRY_S, self._ask, wanted)
-            else:
+            if response is NOT_APPLIED:
                 self._ask_from_ms = self._replication.now_ms() + RETRY_S * 1000
                 self.state.refused()
-        else:
-            self._is_unclear = False
-            self.state.altered(*response)
+            elif response not in OUTDATED:
+                asyncio.get_running_loop().call_later(RETRY_S, self._ask, wanted)
         self.partition.settle()
 
 
