@@ -16,9 +16,10 @@ from onceflow.client.cluster import LATEST
 from onceflow.client.cluster import Cluster as Client
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.test_replication_kills import brokers_of
-from tests.broker.cluster.zookeeper_process import jars
 from tests.campaigns import RecordProperty
 from tests.client.classic.zookeeper_members import check_reads
+from tests.compat.conftest import kafka_jars
+from tests.compat.test_zookeeper_nodes import VERSION
 
 GROUPS = ("counting", "archiving")
 TOPIC = "clicks"
@@ -183,10 +184,11 @@ def run_storm(tree: Tree, directory: Path, members: int, seconds: float, seed: i
 
 
 def offset_in_zookeeper(tree: Tree, group: str) -> str:
-    """Return the offset of partition 0, read by ZooKeeper's own shell."""
+    """Return the offset of partition 0, read by Kafka's zookeeper-shell."""
     address, _, chroot = tree.connect.partition("/")
     path = f"/{chroot}/consumers/{group}/offsets/{TOPIC}/0"
-    command = ["java", "-cp", f"{jars()}/*", "org.apache.zookeeper.ZooKeeperMain", "-server", address, "get", path]
+    main = "org.apache.zookeeper.ZooKeeperMainWithTlsSupportForKafka"
+    command = ["java", "-cp", f"{kafka_jars(VERSION)}/*", main, "-server", address, "get", path]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=True)
     return shown.stdout.strip().splitlines()[-1]
 
