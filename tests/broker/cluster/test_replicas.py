@@ -204,7 +204,7 @@ def test_stored_high_watermark_holds_after_a_start(tmp_path: Path, leads: bool) 
 def test_records_wait_until_the_outcome_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_code: ErrorCode, is_certain: bool, is_repeated: bool
 ) -> None:
-    """A controller that was replaced says NOT_CONTROLLER; what it wrote before may have made broker 3 the leader."""
+    """A controller that was replaced says NOT_CONTROLLER; what it wrote before may let broker 3 lead."""
     monkeypatch.setattr(cluster_replication, "RETRY_S", 0)
     clock = ManualClock()
     asked: list[tuple[IsrRequest, Altered]] = []
