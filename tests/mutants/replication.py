@@ -26,6 +26,13 @@ MUTANTS = (
     ),
     # NOT_CONTROLLER is taken for a request that was not carried out.
     Mutant(_REPLICATION, "if response is NOT_APPLIED:", "if response is not ErrorCode.network_exception:", _OUTCOME),
+    # The present state from another controller ends what the leader has asked for.
+    Mutant(
+        _REPLICAS,
+        "        if partition_epoch > self.partition_epoch:",
+        "        if partition_epoch >= self.partition_epoch:",
+        "broker/cluster/test_replicas.py::test_a_wish_outlives_the_present_state",
+    ),
     # Truncation to the high watermark instead of by epoch (KIP-101).
     Mutant(
         _FETCHER,

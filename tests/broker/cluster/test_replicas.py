@@ -1,6 +1,7 @@
 """The leader's state machine: high watermark, in-sync replicas, and what the controller is asked for."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import pytest
 
 from onceflow.broker.cluster import replication as cluster_replication
 from onceflow.broker.cluster.replicas import UNKNOWN_OFFSET, Follower, Lag, LeaderState
-from onceflow.broker.cluster.replication import Altered, IsrRequest, Replication
+from onceflow.broker.cluster.replication import Altered, IsrRequest, Led, Replication
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.storage.partitions import Partition
 from onceflow.log.config import LogConfig
@@ -138,6 +139,18 @@ def test_records_wait_for_both_sets() -> None:
     assert high_watermark(state, 15, 15, 1, 9000) == 12, "the controller may have added broker 3"
 
 
+def test_a_wish_outlives_the_present_state() -> None:
+    """The next controller sends it again, and may still carry out the wish."""
+    state = leader((1, 2))
+    state.fetched(3, 10, 10, 0)
+    assert wanted(state, 0) == [1, 2, 3]
+    state.update(State((1, 2)), 0)
+    state.altered((1, 2), 5, 0)
+    assert state.maximal_isr == {1, 2, 3}
+    state.update(State((1, 2), partition_epoch=1), 0)
+    assert state.maximal_isr == {1, 2}
+
+
 def test_older_states_are_ignored() -> None:
     state = leader()
     state.altered((1, 2), 5, 3)
@@ -190,6 +203,26 @@ def test_stored_high_watermark_holds_after_a_start(tmp_path: Path, leads: bool) 
     partition.log.close()
 
 
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[PartitionLog]:
+    """An empty log of a replica."""
+    disk = FaultyDisk(tmp_path)
+    opened = PartitionLog.open(
+        tmp_path / "t-0", LogConfig(), disk=disk, clock=ManualClock(), clean=True, is_replica=True
+    )
+    yield opened
+    opened.close()
+
+
+def led_by(replication: Replication, log: PartitionLog, state: State) -> Led:
+    """Let broker 1 lead the partition."""
+    partition = Partition("t", 0, log)
+    replication.lead(partition, UUID(int=1), state, lambda: None)
+    led = replication.led(partition)
+    assert led is not None
+    return led
+
+
 @pytest.mark.parametrize(
     ("error_code", "is_certain", "is_repeated"),
     [
@@ -202,23 +235,16 @@ def test_stored_high_watermark_holds_after_a_start(tmp_path: Path, leads: bool) 
     ],
 )
 def test_records_wait_until_the_outcome_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_code: ErrorCode, is_certain: bool, is_repeated: bool
+    log: PartitionLog, monkeypatch: pytest.MonkeyPatch, error_code: ErrorCode, is_certain: bool, is_repeated: bool
 ) -> None:
     """A controller that was replaced says NOT_CONTROLLER; what it wrote before may let broker 3 lead."""
     monkeypatch.setattr(cluster_replication, "RETRY_S", 0)
-    clock = ManualClock()
     asked: list[tuple[IsrRequest, Altered]] = []
-    replication = replication_of_broker_1(clock, alter_partition=lambda *request: asked.append(request))
-    log = PartitionLog.open(
-        tmp_path / "t-0", LogConfig(), disk=FaultyDisk(tmp_path), clock=clock, clean=True, is_replica=True
-    )
-    partition = Partition("t", 0, log)
-    state: Any = State((1, 2))
+    replication = replication_of_broker_1(ManualClock(), alter_partition=lambda *request: asked.append(request))
 
     async def lead() -> int:
-        replication.lead(partition, UUID(int=1), state, lambda: None)
-        led = replication.led(partition)
-        assert led is not None and led.fetched(3, 0)
+        led = led_by(replication, log, State((1, 2)))
+        led.fetched(3, 0)
         ((request, altered),) = asked
         assert request.isr == [1, 2, 3]
         altered(error_code)
@@ -228,4 +254,16 @@ def test_records_wait_until_the_outcome_is_known(
         return len(asked)
 
     assert asyncio.run(lead()) == (2 if is_repeated else 1)
-    log.close()
+
+
+def test_late_refusal_does_not_end_another_wish(log: PartitionLog) -> None:
+    asked: list[tuple[IsrRequest, Altered]] = []
+    replication = replication_of_broker_1(ManualClock(), alter_partition=lambda *request: asked.append(request))
+    led = led_by(replication, log, State((1, 2)))
+    led.fetched(3, 0)
+    led.state.update(State((1, 2), partition_epoch=1), 0)
+    led.fetched(3, 0)
+    (_, refused), (second, _) = asked
+    assert (second.isr, second.partition_epoch) == ([1, 2, 3], 1)
+    refused(ErrorCode.ineligible_replica)
+    assert led.state.maximal_isr == {1, 2, 3}

@@ -112,12 +112,18 @@ class LeaderState:
         }
 
     def update(self, state: PartitionState, now_ms: float) -> None:
-        """Adopt another state of the same epoch, unless it is older."""
+        """Adopt another state of the same epoch, unless it is older.
+
+        The present state may come again, from the next controller: what was asked for may still be carried out then.
+        """
         if state.partition_epoch >= self.partition_epoch:
-            self.partition_epoch = state.partition_epoch
-            self.isr = frozenset(state.isr)
-            self.wanted = None
+            self._adopt(state.isr, state.partition_epoch)
             self._follow(state.replicas, now_ms)
+
+    def _adopt(self, isr: Sequence[int], partition_epoch: int) -> None:
+        """Adopt in-sync replicas. No controller changes them any more as asked for in an older state."""
+        if partition_epoch > self.partition_epoch:
+            self.isr, self.partition_epoch, self.wanted = frozenset(isr), partition_epoch, None
 
     @property
     def maximal_isr(self) -> frozenset[int]:
@@ -192,8 +198,8 @@ class LeaderState:
 
     def altered(self, isr: Sequence[int], leader_epoch: int, partition_epoch: int) -> None:
         """Adopt the controller's response, unless it is older than what is known."""
-        if leader_epoch == self.leader_epoch and partition_epoch >= self.partition_epoch:
-            self.isr, self.partition_epoch, self.wanted = frozenset(isr), partition_epoch, None
+        if leader_epoch == self.leader_epoch:
+            self._adopt(isr, partition_epoch)
 
     def refused(self) -> None:
         """Forget a request that the controller refused; the next `want` may ask again."""

@@ -174,9 +174,9 @@ class Led:
         request = IsrRequest(
             self.topic_id, self.partition.index, state.leader_epoch, state.partition_epoch, sorted(wanted)
         )
-        self._replication.alter(request, partial(self._on_altered, wanted))
+        self._replication.alter(request, partial(self._on_altered, request))
 
-    def _on_altered(self, wanted: frozenset[int], response: Committed | ErrorCode) -> None:
+    def _on_altered(self, request: IsrRequest, response: Committed | ErrorCode) -> None:
         """Adopt the response (Partition.handleAlterPartitionError).
 
         A controller that responds with an error, such as NOT_CONTROLLER, may have changed the in-sync replicas before,
@@ -184,9 +184,10 @@ class Led:
         """
         if not self.is_current:
             return
+        wanted = frozenset(request.isr)
         if not isinstance(response, ErrorCode):
             self.state.altered(*response)
-        else:
+        elif (wanted, request.partition_epoch) == (self.state.wanted, self.state.partition_epoch):
             logger.warning("%s: the controller did not change the in-sync replicas: %s", self.partition, response.name)
             if response is NOT_APPLIED:
                 self._ask_from_ms = self._replication.now_ms() + RETRY_S * 1000
