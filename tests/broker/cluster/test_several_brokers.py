@@ -292,6 +292,39 @@ def first_brokers(client: RawClient) -> list[int]:
     return [broker.node_id for broker in response.brokers]
 
 
+def test_a_deposed_controller_forgets_new_topics(new_broker: NewBroker, tree: Tree, link: Link, tmp_path: Path) -> None:
+    """A creation that it could not write is refused, and repeated by the next controller."""
+    brokers = Brokers(new_broker, tmp_path)
+    with ExitStack() as stack:
+        stack.callback(lambda: [broker.stop() for broker in brokers.running.values()])
+        behind_link = f"{link.address}{tree.chroot}"
+        brokers.start(1, zookeeper_connect=behind_link, zookeeper_session_timeout_ms=2000)
+        brokers.start(2)
+        create_on(brokers, "visits", [1])
+        clients = {
+            broker_id: stack.enter_context(connected(broker.bootstrap_servers))
+            for broker_id, broker in brokers.running.items()
+        }
+        link.cut()
+        wanted = {"name": "clicks", "num_partitions": 1, "replication_factor": 2, "assignments": [], "configs": []}
+        creation = {"topics": [wanted], "timeout": milliseconds(60_000), "validate_only": False}
+        clients[1].send(apis.CREATE_TOPICS, 5, **creation)
+        tree.await_that(lambda: tree.controller() == 2)
+        link.open()
+        (refused,) = clients[1].receive(apis.CREATE_TOPICS, 5).topics
+        assert refused.error_code == ErrorCode.not_controller
+        tree.await_that(lambda: len(first_brokers(clients[2])) == 2)
+        assert not tree.exists("/brokers/topics/clicks")
+        (created,) = clients[2].ask(apis.CREATE_TOPICS, 5, **creation).topics
+        assert created.error_code == ErrorCode.none
+        tree.await_that(lambda: brokers.leaders("clicks", from_broker=1) != {0: -1})
+        producer = Producer({"bootstrap.servers": brokers.bootstrap, "acks": "all"})
+        for topic in ("visits", "clicks"):
+            producer.produce(topic, b"ann", partition=0)
+        assert producer.flush(60) == 0
+        assert tree.controller() == 2
+
+
 def test_a_deposed_controller_drops_its_decisions(
     new_broker: NewBroker, tree: Tree, link: Link, tmp_path: Path
 ) -> None:

@@ -138,7 +138,7 @@ class ControllerRequests:
         decision, refusals = controller.reassign(targets)
         accepted = dict.fromkeys(targets.keys() - refusals.keys())
         if accepted:
-            self._queue.add([partial(self._registry.end_reassignments, accepted)], is_decision=True)
+            self._queue.add([partial(self._registry.end_reassignments, accepted)], can_be_dropped=True)
         self._metadata.decide(decision)
         self._queue.when_applied(lambda error_code: respond(error_code or refusals))
 
@@ -170,14 +170,16 @@ class ControllerRequests:
             for (name, index), refusal in refusals.items():
                 logger.error("%s-%d is not reassigned as ZooKeeper says: %s", name, index, refusal.message)
             if refusals:
-                self._queue.add([partial(self._registry.end_reassignments, dict.fromkeys(refusals))], is_decision=True)
+                self._queue.add(
+                    [partial(self._registry.end_reassignments, dict.fromkeys(refusals))], can_be_dropped=True
+                )
         if elections is not None:
             decision, results = controller.elect_leaders(elections, unclean=False)
             self._metadata.decide(decision)
             for (name, index), code in results.items():
                 if code not in (ErrorCode.none, ErrorCode.election_not_needed):
                     logger.error("%s-%d: no election as ZooKeeper says: %s", name, index, code.name)
-            self._queue.add([self._end_elections], is_decision=True)
+            self._queue.add([self._end_elections], can_be_dropped=True)
 
     def _end_elections(self) -> None:
         self._registry.write_unless_changed([Delete(nodes.ELECTIONS)])

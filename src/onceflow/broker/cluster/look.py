@@ -29,15 +29,19 @@ def read_changes(registry: Registry, watch: Watch, security: RegistrySecurity, o
 
     As Kafka's controller, give the topics an id that have none. Blocks.
     """
+    has_resigned = False
     try:
         registry.rejoin()
     except Deposed as error:
         logger.warning("%s; this broker resigns", error)
         watch.look_again()
+        has_resigned = True
     seen = registry.read(lambda _zookeeper: watch.look(on_damaged))
     if registry.resign_unless(seen.controller_session):
-        # The next look elects, when the decisions of the term are forgotten.
         logger.warning("%s was deleted by another program; this broker resigns", nodes.CONTROLLER)
+        has_resigned = True
+    if has_resigned:
+        # The next look elects, when the decisions of the term are forgotten.
         watch.look_again()
     else:
         while not (seen.controller_session or registry.is_controller):

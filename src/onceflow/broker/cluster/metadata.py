@@ -9,9 +9,9 @@ other programs write. A difference is replayed when ZooKeeper has all changes of
 then. When there is no controller, one of the brokers is elected, reads everything, and begins its term.
 
 A controller whose session has ended may find another one elected. Then it resigns. Its decisions about leaders and
-replicas that are not applied yet are dropped; a client's change of the topics that is not applied is in its memory, but
-will never be in ZooKeeper, so it stops, as it does when a topic was created twice at the same time. The next start
-reads the topics again.
+replicas that are not applied yet are dropped, and so are new topics, which it forgets with the next look. Another
+change by a client that is not applied is in its memory, but will never be in ZooKeeper, so it stops, as it does when a
+topic was created twice at the same time. The next start reads the topics again.
 """
 
 import logging
@@ -217,7 +217,7 @@ class RegistryMetadata:
         match first:
             case TopicRecord(_, topic_id):
                 topic = self._topics.by_id[topic_id]
-                self.decide(self._assigned(topic, 0, {}), [writes.create_topic(topic)])
+                self.decide(self._assigned(topic, 0, {}), [writes.create_topic(topic)], can_be_dropped=True)
             case PartitionRecord(start, topic_id, _):
                 topic = self._topics.by_id[topic_id]
                 decision = self._assigned(topic, start, {})
@@ -255,26 +255,27 @@ class RegistryMetadata:
         }
         return self._controller.add_partitions(topic.name, topic.topic_id, images)
 
-    def decide(self, decision: Decision, before: Sequence[Write] = ()) -> None:
+    def decide(self, decision: Decision, before: Sequence[Write] = (), *, can_be_dropped: bool | None = None) -> None:
         """Queue the writes of a decision, after those in `before`; its requests are sent when they are applied.
 
-        Then complete the reassignments that can be.
+        `can_be_dropped`: as in the queue; by default, if there is nothing in `before`. Then complete the reassignments
+        that can be.
         """
-        self._queue_decision(decision, before)
+        self._queue_decision(decision, before, can_be_dropped=not before if can_be_dropped is None else can_be_dropped)
         assert self._controller is not None
         further, completed = self._controller.complete_reassignments()
         for other in further:
-            self._queue_decision(other)
+            self._queue_decision(other, (), can_be_dropped=True)
         if completed:
             logger.info("reassigned: %s", ", ".join(f"{name}-{index}" for name, index in completed))
-            self._queue.add([partial(self._registry.end_reassignments, completed)], is_decision=True)
+            self._queue.add([partial(self._registry.end_reassignments, completed)], can_be_dropped=True)
 
     def _is_unclean_allowed(self, name: str) -> bool:
         topic = self._topics.by_name.get(name)
         value = None if topic is None else topic.configs.get(UNCLEAN)
         return self._unclean_default if value is None else value == "true"
 
-    def _queue_decision(self, decision: Decision, before: Sequence[Write] = ()) -> None:
+    def _queue_decision(self, decision: Decision, before: Sequence[Write], *, can_be_dropped: bool) -> None:
         for (name, index), leader, isr in decision.unclean:
             logger.warning(
                 "%s-%d: broker %d leads without having been in sync; the records that only %s had are lost",
@@ -289,7 +290,7 @@ class RegistryMetadata:
         if decision.writes:
             steps.append(partial(self._registry.write_states, decision.writes))
         then = partial(self._send, decision.requests) if decision.requests else None
-        self._queue.add(steps, then, is_decision=not before)
+        self._queue.add(steps, then, can_be_dropped=can_be_dropped)
 
     def _adopt_replicas(self, assignment: Assignment) -> None:
         topic = self._topics.by_id[assignment.topic_id]
@@ -358,7 +359,7 @@ class RegistryMetadata:
         self._on_lost(error)
 
     def _on_deposed(self, error: OnceflowError) -> None:
-        """Leave the dropped decisions to the new controller, and read what it has decided."""
+        """Leave the decisions to the new controller, read what it has decided, and forget new topics."""
         logger.warning("%s; this broker resigns", error)
         self._resign()
         self._queue.run(self._watch.look_again, lambda _none: self._look_soon())

@@ -5,9 +5,9 @@ Every write of a controller is applied together with a check of `/controller_epo
 
 A write whose outcome is unknown is repeated until it is applied. That it failed because its nodes exist, or do not,
 then means that the first attempt was applied: no other broker writes during a term, and a write is applied as a whole.
-Between two terms of this broker no other controller may have been elected, otherwise the topics that this broker knows
-are not those in ZooKeeper: `Superseded`. A broker that is not the controller is elected by `elect`, which fails while
-there is one.
+A new session continues the term in the next epoch. If another controller was elected between them, the topics that this
+broker knows may not be those in ZooKeeper: it deletes `/controller` again and resigns. A broker that is not the
+controller is elected by `elect`, which fails while there is one.
 
 Methods block and belong to one thread at a time, except `close`.
 """
@@ -208,15 +208,22 @@ class Registry:
             return
         self._register(session, time.monotonic() + self.zookeeper.session_seconds)
         if self._term is not None:
-            former, self._term = self._term, self._become_controller(session)
+            former, term = self._term, self._become_controller(session)
+            is_next = term is not None and term.epoch == former.epoch + 1
+            if term is not None and not is_next:
+                self._leave_office(term)
+            self._term = term if is_next else None
             if self._term is None:
                 self._registered_session = session
-                raise Deposed(f"another broker is the controller after epoch {former.epoch}")
-            if self._term.epoch != former.epoch + 1:
-                raise Superseded(
-                    f"another broker was the controller after epoch {former.epoch}; {Remedy.START_BROKER_AGAIN}"
-                )
+                raise Deposed(f"another broker was elected as the controller after epoch {former.epoch}")
         self._registered_session = session
+
+    def _leave_office(self, term: Term) -> None:
+        """Delete `/controller` of this session, so that a controller is elected that reads everything."""
+        try:
+            self.zookeeper.commit([Check(nodes.CONTROLLER_EPOCH, term.version), Delete(nodes.CONTROLLER)])
+        except Conflict:
+            logger.debug("%s was deleted by another program", nodes.CONTROLLER)
 
     def _register(self, session: int, deadline: float) -> None:
         path = broker_path(self.broker_id)

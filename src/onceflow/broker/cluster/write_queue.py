@@ -2,7 +2,7 @@
 
 `when_applied` calls back when the changes recorded so far are applied. While ZooKeeper is away the queue waits. A
 change that cannot be applied ends everything: the broker's state is then not that of ZooKeeper. Except where another
-broker became the controller, and all changes left are decisions that only the former controller knows: these are
+broker became the controller, and all changes left are of kinds that the next look at ZooKeeper undoes: these are
 dropped.
 """
 
@@ -32,8 +32,8 @@ Result = TypeVar("Result")
 class _Change(NamedTuple):
     steps: Sequence[Step]
     then: Callable[[], None] | None
-    is_decision: bool
-    """Whether nothing but the controller's own state has it."""
+    can_be_dropped: bool
+    """Whether only the controller's own state has it, or the broker forgets it when it is not in ZooKeeper."""
 
 
 class WriteQueue:
@@ -46,7 +46,7 @@ class WriteQueue:
         on_deposed: Callable[[OnceflowError], None],
     ) -> None:
         """`on_failed` is called once, with the error that ends everything; `on_applied` after each round;
-        `on_deposed` after a controller's decisions were dropped."""
+        `on_deposed` after a controller's changes were dropped."""
         self._on_failed = on_failed
         self._on_deposed = on_deposed
         self._on_applied = on_applied
@@ -69,13 +69,15 @@ class WriteQueue:
         """Whether ZooKeeper has every change of this broker: any difference is another program's then."""
         return self._applied == self.recorded
 
-    def add(self, steps: Sequence[Step], then: Callable[[], None] | None = None, *, is_decision: bool = False) -> None:
+    def add(
+        self, steps: Sequence[Step], then: Callable[[], None] | None = None, *, can_be_dropped: bool = False
+    ) -> None:
         """Apply a change after those before it, then call `then` in the loop's thread.
 
-        `is_decision`: nothing but the controller's own state has it.
+        `can_be_dropped`: only the controller's own state has it, or the broker forgets it when it is not in ZooKeeper.
         """
         if steps or then is not None:
-            self._queue.append(_Change(steps, then, is_decision))
+            self._queue.append(_Change(steps, then, can_be_dropped))
             self.recorded += 1
             # In the loop's next turn: during the start `apply_all` does it.
             self._loop.call_soon(self._apply)
@@ -132,7 +134,7 @@ class WriteQueue:
         for change in changes[:applied]:
             self._queue.popleft()
             self._end(change)
-        if isinstance(error, Deposed) and all(change.is_decision for change in self._queue):
+        if isinstance(error, Deposed) and all(change.can_be_dropped for change in self._queue):
             self._drop(error)
         elif error is not None:
             self.fail(error)
@@ -141,7 +143,7 @@ class WriteQueue:
         self._on_applied()
 
     def _drop(self, error: Deposed) -> None:
-        """Forget the decisions of a controller that another one has replaced."""
+        """Forget the changes of a controller that another one has replaced."""
         self._queue.clear()
         self._applied = self.recorded
         while self._waiting:
