@@ -2,7 +2,7 @@
 
 The order of a key is that of the offsets known to have a record: polled ones, and those of acknowledged sends. Offsets
 between them belong to aborted records and to markers, so gaps are not anomalies. The kinds are those of
-Jepsen's Kafka workload, and three more: PHANTOM, REORDERED and the two about consumed records.
+Jepsen's Kafka workload, and more: PHANTOM, REORDERED, OUT_OF_SEQUENCE and the two about consumed records.
 """
 
 import enum
@@ -31,6 +31,7 @@ class Kind(enum.StrEnum):
     INTERNAL_SEND_NONMONOTONIC = "one operation's records are not in the order of its sends"
     EXTERNAL_SEND_NONMONOTONIC = "a session's records are not in the order of its operations"
     REORDERED = "stored before a record that was acknowledged before it was sent"
+    OUT_OF_SEQUENCE = "an idempotent producer cannot continue: the log lacks what came before"
     CONSUMED_TWICE = "consumed, and produced twice"
     NOT_CONSUMED = "not consumed, or what it became is lost"
 
@@ -50,7 +51,7 @@ class Anomaly:
 def anomalies(history: History) -> list[Anomaly]:
     """Return every anomaly of `history`."""
     index = _Index(history)
-    checks = (_offsets, _lost, _read_wrongly, _torn, _polls, _sends, _reordered, _consumed)
+    checks = (_offsets, _lost, _read_wrongly, _torn, _polls, _sends, _reordered, _refused, _consumed)
     return [anomaly for check in checks for anomaly in check(index)]
 
 
@@ -189,6 +190,12 @@ def _reordered(index: _Index) -> Iterator[Anomaly]:
                 first is None or first.acknowledged is None or send.acknowledged < first.acknowledged
             ):
                 first = send
+
+
+def _refused(index: _Index) -> Iterator[Anomaly]:
+    for operation in index.history.operations:
+        if operation.refused:
+            yield Anomaly(Kind.OUT_OF_SEQUENCE, f"session {operation.session}", operation.refused)
 
 
 def _consumed(index: _Index) -> Iterator[Anomaly]:

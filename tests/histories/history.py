@@ -57,6 +57,8 @@ class Operation:
     aborts: bool = False
     moved: frozenset[str] = frozenset()
     """Keys whose position was set before the polls, by an assignment."""
+    refused: str = ""
+    """Error after which an idempotent producer cannot continue, such as a refused sequence number."""
 
     @property
     def is_transaction(self) -> bool:

@@ -120,7 +120,11 @@ class _End(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._flow = self._flow_from(transport.get_extra_info("peername")[0])
+        peer = transport.get_extra_info("peername")
+        if peer is None:  # It is closed already.
+            self.abort()
+            return
+        self._flow = self._flow_from(peer[0])
         self._network._ends.add(self)
         self.apply()
         if self._upstream_port is not None:

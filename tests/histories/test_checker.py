@@ -130,6 +130,7 @@ PLANTED: list[tuple[Kind, Callable[[], list[Operation]], set[Kind]]] = [
         ),
         set(),
     ),
+    (Kind.OUT_OF_SEQUENCE, add(Operation(4, Outcome.UNKNOWN, refused="OUT_OF_ORDER_SEQUENCE_NUMBER")), set()),
     (
         Kind.CONSUMED_TWICE,
         add(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from tests.broker.test_durability import Quiet
 from tests.histories.history import Operation, Outcome, Poll, Send
@@ -23,6 +23,7 @@ EVENTS, COPIES = "events", "copies"
 PARTITIONS = {EVENTS: 4, COPIES: 2}
 GROUP = "copiers"
 CALL_S = 60.0
+CLOSED_WITHIN_S = 90.0
 SESSION_TIMEOUT_MS = 10_000
 """Longer than the broker is frozen."""
 ABORT_CHANCE = 0.15
@@ -183,6 +184,14 @@ class Worker(threading.Thread):
                     break
         except (KafkaException, SendUnsettled):
             self.stopping.wait(self.chance.random())
+        except SystemError as error:
+            # So confluent-kafka raises a fatal error within a callback.
+            fatal = error.__cause__
+            if not isinstance(fatal, KafkaException):
+                raise
+            # A coordinator fences the producer of a transaction that has lasted too long.
+            if fatal.args[0].code() != KafkaError._FENCED:
+                self.work.operations.append(Operation(self.session, Outcome.UNKNOWN, refused=str(fatal)))
 
     def open(self) -> None:
         """Create the clients of a session."""
@@ -298,8 +307,16 @@ class Transactional(Worker):
         self._call(lambda: self._producer.init_transactions(CALL_S))
 
     def close(self) -> None:
-        """Let another session abort what the last one left open."""
-        self.open()
+        """Let another session abort what the last one left open; wait for coordinators that are just elected."""
+        deadline = time.monotonic() + CLOSED_WITHIN_S
+        while True:
+            try:
+                self.open()
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
 
     def step(self) -> None:
         sends, polls, committing, outcome = Sends(self.work, self._producer), list[Poll](), None, Outcome.FAILED

@@ -6,10 +6,23 @@ import pytest
 
 from tests.broker.cluster.conftest import Tree
 from tests.campaigns import RecordProperty
+from tests.histories.checker import anomalies
+from tests.histories.cluster import run_on_cluster
 from tests.histories.process import run_in_process
 
+SHORT_S = 5
 LONG_S = 300
 SEEDS = 20
+SHOWN_MAX = 20
+
+
+@pytest.mark.timeout(900)
+def test_a_short_run_has_no_anomaly(tree: Tree, tmp_path: Path) -> None:
+    history, figures = run_on_cluster(tmp_path, tree.connect, seed=0, seconds=SHORT_S)
+    listed = anomalies(history)
+    assert not listed, "\n".join(map(str, listed[:SHOWN_MAX]))
+    assert figures["sends"] > 0, figures
+    assert figures["kill"] + figures["freeze"] + figures["clock jump"] + figures["partition"] > 0, figures
 
 
 @pytest.mark.campaign
