@@ -15,11 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from onceflow import services
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import ClientError, TopicExists
 from tests.histories.broker_with_clock import SkewedBroker
 from tests.histories.history import History
 from tests.histories.network import Flow, Network
-from tests.histories.run import BROKER, CALM_S_MAX, JUMPS_MS, create_topics, observed
-from tests.histories.workers import EVENTS, KEYS, Run
+from tests.histories.run import BROKER, CALM_S_MAX, JUMPS_MS, observed
+from tests.histories.workers import EVENTS, KEYS, PARTITIONS, Run
 
 BROKERS = (1, 2, 3)
 CLIENTS, ZOOKEEPER = "clients", "zookeeper"
@@ -118,6 +120,24 @@ class ClusterFaults:
         self._network.release()
 
 
+def create_topics_on_all(bootstrap: str) -> None:
+    """Create the topics once the controller knows all brokers; on a busy machine another one may be elected first."""
+    deadline = time.monotonic() + CREATED_WITHIN_S
+    with Cluster(bootstrap) as cluster:
+        for topic, count in PARTITIONS.items():
+            while True:
+                try:
+                    cluster.create_topic(topic, count)
+                except TopicExists:
+                    break
+                except ClientError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
+                else:
+                    break
+
+
 @contextmanager
 def brokers_of(network: Network, zookeeper: str, directory: Path) -> Iterator[tuple[dict[int, SkewedBroker], str]]:
     """Start brokers whose connections all pass the network; yield them and the addresses for clients."""
@@ -151,7 +171,7 @@ def run_on_cluster(directory: Path, zookeeper: str, seed: int, seconds: float) -
     `zookeeper` is the address with a chroot. Raises Stalled.
     """
     with Network() as network, brokers_of(network, zookeeper, directory) as (brokers, bootstrap):
-        create_topics(bootstrap, CREATED_WITHIN_S)
+        create_topics_on_all(bootstrap)
         work = Run(bootstrap, seed)
         faults = ClusterFaults(brokers, network, work)
         history, figures = observed(work, lambda: faults.rage(seconds), hang_s=HANG_S)

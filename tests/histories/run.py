@@ -91,8 +91,8 @@ def run(directory: Path, seed: int, seconds: float) -> tuple[History, Counter[st
     return history, figures + faults.counts
 
 
-def create_topics(bootstrap: str, timeout_s: float = 30) -> None:
-    with Cluster(bootstrap, timeout_ms=round(timeout_s * 1000)) as cluster:
+def create_topics(bootstrap: str) -> None:
+    with Cluster(bootstrap) as cluster:
         for topic, count in PARTITIONS.items():
             cluster.create_topic(topic, count)
 
