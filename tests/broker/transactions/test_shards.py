@@ -120,6 +120,24 @@ def test_loading_refuses_requests(side: Side) -> None:
     assert [code for code, _id, _epoch in got] == [NONE]
 
 
+def test_start_loads_what_already_loads(side: Side) -> None:
+    """A broker that starts may lead a partition before it listens."""
+    in_loop(lambda: side.shards.begin(side.of("ann")))
+    side.init("ann")
+    side.sync()
+    side.shards.end(side.of("ann"))
+    errors: list[object] = []
+
+    def act() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+        side.shards.begin(side.of("ann"))
+        side.shards.load()
+
+    in_loop(act)
+    assert not side.shards.is_loading
+    assert errors == []
+
+
 def test_next_coordinator_knows_the_transaction(side: Side) -> None:
     in_loop(lambda: side.shards.begin(side.of("ann")))
     got = side.init("ann")

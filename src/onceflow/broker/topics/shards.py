@@ -134,6 +134,7 @@ class Shards(Generic[S]):
         self._partition_count = partition_count
         self._by_index: dict[int, S] = {}
         self._loading: deque[S] = deque()
+        self._is_next_due = False
         self._elsewhere = new_shard(StateLogElsewhere())
         self._elsewhere.load()
 
@@ -162,10 +163,8 @@ class Shards(Generic[S]):
     def begin(self, partition: Partition) -> None:
         """Coordinate the keys of a partition that this broker leads from now on."""
         logger.info("%s: its keys are coordinated here, from epoch %d on", partition, partition.leader_epoch)
-        is_idle = not self._loading
         self._add(partition, 0)
-        if is_idle:
-            self.load()
+        self.load()
 
     def _add(self, partition: Partition, loaded_at_once_bytes: float) -> S:
         shard = self._by_index[partition.index] = self._new_shard(self._new_log(partition))
@@ -183,10 +182,12 @@ class Shards(Generic[S]):
 
     def load(self) -> None:
         """Replay the logs, a slice in each turn of the loop, while the broker serves other requests."""
-        if self._loading:
+        if self._loading and not self._is_next_due:
+            self._is_next_due = True
             asyncio.get_running_loop().call_soon(self._load_slice)
 
     def _load_slice(self) -> None:
+        self._is_next_due = False
         shard = self._loading[0]
         try:
             has_more = shard.load_slice()
