@@ -37,7 +37,7 @@ SETTINGS = {
 }
 AWAY_S_MAX = 10.0
 CREATED_WITHIN_S = 240.0
-STALLED_S = 120.0
+STALLED_S = 240.0
 """Longer than any fault, and than the elections after it on a busy machine."""
 HANG_S = 20.0
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from tests.histories.workers import Run, Transactional, Worker
 
-JOINED_WITHIN_S = 240.0
+JOINED_WITHIN_S = 420.0
 WATCH_S = 0.2
 
 

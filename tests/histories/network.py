@@ -42,7 +42,7 @@ class Network:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call(self._close)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(CALL_S_MAX)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_S_MAX)
         self._loop.close()
@@ -81,11 +81,16 @@ class Network:
         for end in list(self._ends):
             end.apply()
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         for server in self._servers:
             server.close()
-        for end in list(self._ends):
+        ends = list(self._ends)
+        for end in ends:
             end.abort()
+        connecting = [end._connecting for end in ends if end._connecting is not None]
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         async def run() -> None:

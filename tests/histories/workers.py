@@ -23,7 +23,7 @@ EVENTS, COPIES = "events", "copies"
 PARTITIONS = {EVENTS: 4, COPIES: 2}
 GROUP = "copiers"
 CALL_S = 60.0
-CLOSED_WITHIN_S = 90.0
+CLOSED_WITHIN_S = 180.0
 SESSION_TIMEOUT_MS = 10_000
 """Longer than the broker is frozen."""
 ABORT_CHANCE = 0.15
