@@ -1,4 +1,4 @@
-"""Terms of a controller: one that another controller has followed does not go on with what it knows."""
+"""Terms of a controller: one that another controller has followed does not continue with what it knows."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -71,12 +71,12 @@ def test_followed_controller_leaves_office(cluster: Cluster) -> None:
     assert former.term.epoch == 4
 
 
-@pytest.mark.parametrize("is_other_gone", [False, True])
-def test_deposed_controller_is_not_elected_in_the_same_look(cluster: Cluster, *, is_other_gone: bool) -> None:
+@pytest.mark.parametrize("has_other_ended", [False, True])
+def test_deposed_controller_forgets_before_another_term(cluster: Cluster, *, has_other_ended: bool) -> None:
     """Its decisions must be forgotten before another term."""
     former = cluster.registries[FORMER]
     cluster.elect_another()
-    if is_other_gone:
+    if has_other_ended:
         cluster.end_term_of_other()
     watch = Watch(former.zookeeper, SystemClock(), lambda: None, lambda _name: pytest.fail("there are no topics"))
     security = RegistrySecurity(former, SecurityState(Acls(), Credentials(), ClientQuotas()), has_acls=False)
@@ -86,4 +86,4 @@ def test_deposed_controller_is_not_elected_in_the_same_look(cluster: Cluster, *,
         return former.is_controller
 
     assert not look()
-    assert look() is is_other_gone
+    assert look() is has_other_ended
