@@ -247,6 +247,7 @@ class Remedy(StrEnum):
     OTHER_MIRROR_NAME = "give one of them another --name"
     KEEP_TIMESTAMPS = "set it with 'onceflow config set {topic} message.timestamp.type=CreateTime'"
     OTHER_CLUSTER = "specify another cluster with --to"
+    FEWER_REPLICAS = "specify a smaller --replication-factor"
 
     # Output in Parquet
 

@@ -60,7 +60,8 @@ def read(path: Path, others: Sequence[str] = ()) -> dict[str, str]:
     try:
         given = parse_properties(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"cannot read the configuration file {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise click.UsageError(f"cannot read the configuration file {path}: {reason}") from error
     for name in given:
         if name not in others and name not in security.NAMES:
             near = difflib.get_close_matches(name, (*others, *security.NAMES), 1)

@@ -5,12 +5,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from onceflow import services
 from onceflow.broker.settings.properties import parse_properties
 from onceflow.cli import onceflow
+from onceflow.remedies import Remedy
+from tests import remedies
 from tests.broker.cluster.configured_broker import ConfiguredBroker
 from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.cluster.test_security import node_of
@@ -22,7 +26,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 def test_users_are_stored_as_kafkas_tool_does(tree: Tree) -> None:
     place = ("--zookeeper", tree.connect)
-    assert listed(*place) == []
+    remedies.find(Remedy.OTHER_CHROOT, run("list", *place).exception)
     assert run("add", "a da", *place, "--password-file", "-", given="hush\n").exit_code == 0
     assert run("add", "ben", *place, "--mechanism", "SCRAM-SHA-512", "--password-file", "-", given="x\n").exit_code == 0
     assert listed(*place) == [(user, name, 4096) for user, name in USERS]
@@ -37,6 +41,13 @@ def test_users_are_stored_as_kafkas_tool_does(tree: Tree) -> None:
     assert "'a da' has no credential of SCRAM-SHA-256" in str(run("remove", "a da", *place).exception)
     refused = run("add", "..", *place, "--password-file", "-", given="x\n")
     assert "no user in ZooKeeper can have the name '..'" in str(refused.exception)
+
+
+def test_a_wrong_port_is_refused_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    refused = run("list", "--zookeeper", f"127.0.0.1:{services.free_port()}/kafka")
+    remedies.find(Remedy.START_ZOOKEEPER, refused.exception)
+    assert "Connection refused" in str(refused.exception)
+    assert not caplog.records
 
 
 USERS = [("a da", "SCRAM-SHA-256"), ("a da", "SCRAM-SHA-512"), ("ben", "SCRAM-SHA-512")]

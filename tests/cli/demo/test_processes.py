@@ -1,5 +1,6 @@
 """Exit of `onceflow demo --seconds`: 0 only if several micro-batches were counted and all counts are equal."""
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import redis
 from onceflow import services
 from onceflow.cli.demo import processes as laptop_module
 from onceflow.cli.demo.processes import HASH_KEY, TOPIC, Laptop
+from onceflow.clicks import results
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
@@ -125,3 +127,20 @@ def test_slow_starts_are_reported_and_resumable(
     count(laptop.redis_url, HASH_KEY, TOPIC, twice, batch="2")
     laptop.watch(0)
     assert "first micro-batch committed" in capfd.readouterr().err
+
+
+def test_slow_redis_is_reported(
+    watched: Callable[[Values], Laptop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message does not ask for a Redis to be started: the demo's own is running, or its end is reported."""
+    monkeypatch.setattr(results, "SOCKET_TIMEOUT_S", 0.01)
+    laptop = watched(GOOD_AND_BAD)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        laptop.ports["redis"] = silent.getsockname()[1]
+        with pytest.raises(OnceflowError, match=r"the demo's Redis is running but did not respond: .*imeout") as raised:
+            laptop.watch(0)
+        remedies.find(Remedy.DEMO_AGAIN, raised.value)
+        laptop.supervisor.start("redis", ["false"], tmp_path / "redis.log", None)
+        eventually(lambda: laptop.supervisor.children["redis"].code is not None, "redis has ended")
+        with pytest.raises(services.ChildFailed, match="redis exited with code 1"):
+            laptop.watch(0)

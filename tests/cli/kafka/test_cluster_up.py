@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 
 from onceflow import services
 from onceflow.cli import onceflow
+from onceflow.remedies import Remedy
+from tests import remedies
 from tests.broker.cluster.zookeeper_process import jars
 
 
@@ -44,13 +47,26 @@ def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_ends_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here because there is no ZooKeeper."""
+    """Here because what listens does not respond."""
     monkeypatch.setenv("ONCEFLOW_BROKER_ZOOKEEPER_CONNECTION_TIMEOUT_MS", "100")
-    address = f"127.0.0.1:{services.free_port()}"
-    where = ["--zookeeper", address, "--data", str(tmp_path), "--port", str(services.free_port())]
-    done = CliRunner().invoke(onceflow, ["cluster", "up", "-n", "1", *where])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        where = ["--zookeeper", address, "--data", str(tmp_path), "--port", str(services.free_port())]
+        done = CliRunner().invoke(onceflow, ["cluster", "up", "-n", "1", *where])
     assert done.exit_code == 1
     assert "broker-1 exited with code" in str(done.exception) + done.output
+
+
+def test_nothing_starts_without_zookeeper(tmp_path: Path) -> None:
+    """Neither with a wrong address nor with a directory without its jars."""
+    data = tmp_path / "cluster"
+    address = f"127.0.0.1:{services.free_port()}/test"
+    done = CliRunner().invoke(onceflow, ["cluster", "up", "--zookeeper", address, "--data", str(data)])
+    remedies.find(Remedy.START_ZOOKEEPER, done.exception)
+    (tmp_path / "zookeeper-jute-3.8.4.jar").touch()
+    done = CliRunner().invoke(onceflow, ["cluster", "up", "--zookeeper-jars", str(tmp_path), "--data", str(data)])
+    assert "has no zookeeper-VERSION.jar" in str(done.exception)
+    assert not (data / "logs").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from onceflow.client.cluster import Cluster
+from onceflow.remedies import Remedy
 from onceflow.testing import Broker
+from tests import remedies
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Fill = Callable[..., str]
@@ -96,6 +98,19 @@ def test_wrong_options_are_usage_errors(run: Run, bootstrap: str, target: str, t
     assert "is not a valid name" in refused("--topics", "a", "--name", "a b")
     assert "unknown setting bootstrap" in refused("--topics", "a", "--from-config", str(wrong))
     assert "security.protocol" in refused("--topics", "a", "--to-config", str(protocol))
+    missing = refused("--topics", "a", "--from-config", str(tmp_path / "none"))
+    assert missing.endswith(f"cannot read the configuration file {tmp_path / 'none'}: No such file or directory\n")
+
+
+@pytest.mark.remedy(Remedy.FEWER_REPLICAS)
+def test_too_many_replicas_are_refused(run: Run, bootstrap: str, filled: Fill, target: str) -> None:
+    """The message names the option, and is not preceded by a report of nothing."""
+    words = ("mirror", "--from", bootstrap, "--to", target, "--topics", filled([b"a"]), "--once")
+    result = run(*words, "--replication-factor", "2")
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"onceflow: --replication-factor 2: more than the brokers of {target}; ")
+    remedies.find(Remedy.FEWER_REPLICAS, result.stderr)
+    assert run(*words, "--replication-factor", "1").returncode == 0
 
 
 def test_each_side_has_its_own_security(run: Run, bootstrap: str, filled: Fill, tmp_path: Path) -> None:

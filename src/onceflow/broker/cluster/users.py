@@ -18,7 +18,13 @@ from onceflow.broker.topics.records import RemoveUserScramRecord, UserScramRecor
 from onceflow.broker.topics.security_state import SecurityState
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import SystemClock
+from onceflow.remedies import Remedy
+from onceflow.zookeeper.reach import require_listening
 from onceflow.zookeeper.session import Conflict, Session
+
+
+class NoCluster(OnceflowError):
+    """No broker has started with this chroot, and no user has been added."""
 
 
 class InvalidUser(OnceflowError):
@@ -32,15 +38,20 @@ DIRECTORIES = (security_nodes.config_path(security_nodes.USERS), nodes.CONFIG_CH
 def change_users(config: BrokerConfig, records: Sequence[UserScramRecord | RemoveUserScramRecord]) -> Users:
     """Write the changes, if any, and return the users.
 
-    Raises ZooKeeperUnavailable, ZooKeeperRefused, InvalidZooKeeperTls, InvalidUser, DamagedNode, OutcomeUnknown, and
-    Conflict if other programs changed the user at each attempt.
+    Raises NoCluster without changes, ZooKeeperUnavailable, ZooKeeperRefused, InvalidZooKeeperTls, InvalidUser,
+    DamagedNode, OutcomeUnknown, and Conflict if other programs changed the user at each attempt.
     """
+    connect = config.zookeeper_connect
+    assert connect is not None
     session = zookeeper_session(config)
+    require_listening(connect)
     session.open()
     try:
         if records:
             for path in DIRECTORIES:
                 session.ensure(path)
+        elif session.read(DIRECTORIES[0]) is None:
+            raise NoCluster(f"ZooKeeper {connect} has no {DIRECTORIES[0]}: no cluster; {Remedy.OTHER_CHROOT}")
         changes: ConfigChanges = {}
         for record in records:
             name = record.key.user

@@ -34,7 +34,7 @@ from onceflow import services
 from onceflow.cli.options import BROKER_PORT, DEMO_DIRECTORY, REDIS_PORT
 from onceflow.cli.output import counted
 from onceflow.cli.stop_signals import interrupts_ignored, signals_as_interrupt
-from onceflow.clicks.results import Results, Snapshot, lag
+from onceflow.clicks.results import RedisUnreachable, Results, Snapshot, lag
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
@@ -251,12 +251,24 @@ class Laptop:
         """Return the number of uncounted events in the log."""
         from onceflow.client.cluster import Cluster
 
-        with Cluster(self.bootstrap) as cluster, Results(self.redis_url, HASH_KEY) as results:
+        with Cluster(self.bootstrap) as cluster, self._reading() as results:
             return lag(cluster, results.require_marker()).messages
 
     def _snapshot(self) -> Snapshot:
-        with Results(self.redis_url, HASH_KEY) as results:
+        with self._reading() as results:
             return results.snapshot(top=1, history=1)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Results]:
+        """Open the counts. An error of Redis is that of the demo's own: it has ended, or this machine is slow."""
+        try:
+            with Results(self.redis_url, HASH_KEY) as results:
+                yield results
+        except RedisUnreachable as error:
+            self._check_children()
+            raise OnceflowError(
+                f"the demo's Redis is running but did not respond: {error.__cause__}; {Remedy.DEMO_AGAIN}"
+            ) from error
 
     # Output
 

@@ -13,6 +13,7 @@ The cluster's directory:
 import contextlib
 import fcntl
 import importlib.util
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ LOOK_SECONDS = 0.05
 REPLICATION_FACTOR_MAX = 3
 CHROOT = "/onceflow"
 HEAP = "-Xmx128m"
+ZOOKEEPER_JAR = re.compile(r"zookeeper(-\d.*)?\.jar")
 ZOOKEEPER_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 ZOOKEEPER_CONFIG = """\
 tickTime=2000
@@ -37,6 +39,10 @@ clientPortAddress=127.0.0.1
 maxClientCnxns=0
 admin.enableServer=false
 """
+
+
+class NoJars(OnceflowError):
+    """A directory without the jars of ZooKeeper."""
 
 
 class LocalCluster:
@@ -75,7 +81,12 @@ class LocalCluster:
         return ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
 
     def start_zookeeper(self, jars: Path) -> str:
-        """Start a ZooKeeper from the jars in a directory; return its address with a chroot. Raises NoJava."""
+        """Start a ZooKeeper from the jars in a directory; return its address with a chroot. Raises NoJars, NoJava."""
+        if not any(ZOOKEEPER_JAR.fullmatch(jar.name) for jar in jars.iterdir()):
+            raise NoJars(
+                f"--zookeeper-jars {jars} has no zookeeper-VERSION.jar; expected libs of Apache Kafka up to 3.9, lib "
+                f"of Apache ZooKeeper, or /usr/share/java of Debian"
+            )
         directory = (self._directory / "zookeeper").resolve()
         directory.mkdir(exist_ok=True)
         port = services.free_port()
@@ -90,6 +101,9 @@ class LocalCluster:
         """Start all brokers, and return when they are registered and serve clients."""
         if importlib.util.find_spec("kazoo") is None:
             raise ModuleNotFoundError("No module named 'kazoo'", name="kazoo")
+        from onceflow.zookeeper.reach import require_listening
+
+        require_listening(zookeeper)
         taken = [services.free_port(self._port + number) for number in range(self._count)]
         self._ports = dict(enumerate(taken, 1))
         began = {broker_id: self._log_size(f"broker-{broker_id}") for broker_id in self._ports}

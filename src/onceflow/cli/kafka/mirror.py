@@ -16,6 +16,9 @@ from onceflow.cli.metrics import metrics_options, serving_metrics
 from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import checked_bootstrap, json_option, security_option
 from onceflow.cli.output import counted, stdout_may_close
+from onceflow.cli.refusals import explaining
+from onceflow.remedies import Remedy
+from onceflow.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -166,6 +169,7 @@ def mirror(source: str, target: str, **options: Any) -> None:
             _stopping() as stop,
             _reporting(running.progress, options["report_every"], as_json=options["as_json"]),
             _translating(source, target, options, stop),
+            explaining(_refusals(target, options["replication_factor"])),
         ):
             running.run(stop.is_set, once=options["once"])
 
@@ -182,6 +186,13 @@ def _cluster(bootstrap: str, path: Path | None) -> "Cluster":
         return Cluster(bootstrap, security=read_security(settings))
     except InvalidSecurity as error:
         raise click.UsageError(f"{path}: {error}") from error
+
+
+def _refusals(target: str, replication_factor: int | None) -> dict[ErrorCode, str]:
+    if replication_factor is None:
+        return {}
+    reason = f"--replication-factor {replication_factor}: more than the brokers of {target}; {Remedy.FEWER_REPLICAS}"
+    return {ErrorCode.invalid_replication_factor: reason}
 
 
 def _settings(options: dict[str, Any]) -> "Settings":
@@ -224,7 +235,7 @@ def _stopping() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _reporting(progress: "Progress", every_s: float, *, as_json: bool) -> Iterator[None]:
-    """Report the progress in a thread, and a last time at the end."""
+    """Report the progress in a thread, and a last time at the end, unless an error stopped it before any record."""
     ended = threading.Event()
 
     def report() -> None:
@@ -242,12 +253,15 @@ def _reporting(progress: "Progress", every_s: float, *, as_json: bool) -> Iterat
 
     thread = threading.Thread(target=repeat, name="mirror-report", daemon=True)
     thread.start()
+    has_failed = True
     try:
         yield
+        has_failed = False
     finally:
         ended.set()
         thread.join()
-        report()
+        if progress.records or not has_failed:
+            report()
 
 
 @contextlib.contextmanager

@@ -167,6 +167,7 @@ def _consume_as_member(
     from onceflow.client.classic import ConsumerConnector
     from onceflow.client.librdkafka import librdkafka_settings
     from onceflow.wire.batch import Record
+    from onceflow.zookeeper.reach import require_listening
 
     resets = {OffsetRange(Place("start")): "smallest", OffsetRange(Place("end")): "largest"}
     if asked not in resets:
@@ -177,6 +178,7 @@ def _consume_as_member(
         "auto.offset.reset": resets[asked],
         **librdkafka_settings(security()),
     }
+    require_listening(zookeeper)
     with stdout_may_close(), signals_as_interrupt(), ConsumerConnector(settings) as connector:
         (stream,) = connector.create_message_streams({topic: 1})[topic]
         out = sys.stdout.buffer
