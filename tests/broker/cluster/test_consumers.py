@@ -1,5 +1,6 @@
 """Consumers that share partitions through a real ZooKeeper, as another program sees their nodes."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -123,6 +124,7 @@ def test_consume_is_a_member_of_the_group(broker: Broker, tree: Tree) -> None:
         (["--zookeeper", "zk:2181"], "--zookeeper and --group require each other"),
         (["--group", "g"], "--zookeeper and --group require each other"),
         (["--zookeeper", "zk:2181", "--group", "g", "--partition", "1"], "have no effect with --zookeeper"),
+        (["--zookeeper-config", os.devnull], "--zookeeper-config has no effect without --zookeeper"),
         (["--zookeeper", "zk:2181", "--group", "g", "--offset", "47"], "--offset is start or end with --zookeeper"),
     ],
 )

@@ -7,22 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
+from kazoo.security import make_digest_acl
 
 from onceflow import services
-from onceflow.broker.cluster.zookeeper_security import InvalidZooKeeperTls
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.sources import Source, resolve
+from onceflow.cli import onceflow
 from onceflow.private_files import MODE
 from onceflow.wire import apis
 from onceflow.zookeeper.kazoo_session import ZooKeeperRefused, ZooKeeperUnavailable
+from onceflow.zookeeper.security import InvalidZooKeeperTls
 from tests.broker.cluster.configured_broker import ConfiguredBroker
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
 from tests.broker.raw_client import connected
 from tests.broker.security.test_sasl import alter as alter_users
 from tests.broker.security.test_sasl import upsertion
 from tests.cli.kafka.test_credentials import listed, run
+from tests.clicks.counted import write
 from tests.client.tls import Authority
 
 CONFIG = """\
@@ -123,6 +127,30 @@ def test_a_first_user_is_secret(secured: str, authority: Authority, tmp_path: Pa
     finally:
         stranger.stop()
         stranger.close()
+
+
+def test_consumers_use_tls_and_digest(secured: str, authority: Authority, tmp_path: Path) -> None:
+    """Only the user of the digest may write below /consumers."""
+    file = tmp_path / "consumer.properties"
+    file.touch(0o600)
+    of_both = ("zookeeper.ssl.", "zookeeper.digest", "zookeeper.connection.")
+    given = {name: text for name, text in settings_of(secured, authority).items() if name.startswith(of_both)}
+    file.write_text("".join(f"{name}={text}\n" for name, text in given.items()))
+    place = ("--zookeeper", f"{secured}/kafka", "--zookeeper-config", str(file))
+    admin: Any = KazooClient(secured, use_ssl=True, ca=str(authority.trusted), timeout=20)
+    with ConfiguredBroker(tmp_path / "data", settings_of(secured, authority)) as broker:
+        write(broker.bootstrap, "clicks", {0: [b"m"]}, partitions=1)
+        admin.start(20)
+        try:
+            user, _, password = DIGEST.partition(":")
+            admin.set_acls("/kafka/consumers", [make_digest_acl(user, password, all=True)])
+            with pytest.raises(NoAuthError):
+                admin.create("/kafka/consumers/other", b"")
+            read = CliRunner().invoke(onceflow, ["consume", "clicks", *place, "--group", "g", "--count", "1"])
+            assert (read.exit_code, read.stdout) == (0, "m\n"), read.exception
+        finally:
+            admin.stop()
+            admin.close()
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

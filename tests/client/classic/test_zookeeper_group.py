@@ -318,6 +318,11 @@ def test_settings_without_effect_are_refused(registry: MemoryRegistry) -> None:
         connector(metadata_broker_list="a:1")
     with pytest.raises(InvalidSetting, match=r"offsets\.storage='redis' cannot be used"):
         connector(offsets_storage="redis")
+    without_tls = r"zookeeper\.ssl\.keystore\.password=… has no effect without zookeeper\.ssl\.client\.enable=true"
+    with pytest.raises(InvalidSetting, match=without_tls):
+        connector(zookeeper_ssl_keystore_password="hush")
+    with pytest.raises(InvalidSetting, match=r"zookeeper\.digest=… cannot be used: expected USER:PASSWORD"):
+        connector(zookeeper_digest="hush")
 
 
 @pytest.mark.parametrize("missing", ["cluster", "broker"])

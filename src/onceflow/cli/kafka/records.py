@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import IO
 
 import click
@@ -18,9 +19,12 @@ from onceflow.cli.record_layout import Layout, to_layout
 from onceflow.cli.security import open_cluster, security
 from onceflow.cli.stop_signals import signals_as_interrupt
 from onceflow.errors import OnceflowError
+from onceflow.private_files import MODE, is_exposed
 
 LINE_BYTES_MAX = 1_000_000
 """Limit of a line: a longer one does not fit into a batch of the default maximum size."""
+
+ZOOKEEPER_SECRETS = frozenset({"zookeeper.digest", "zookeeper.ssl.keystore.password"})
 
 
 class InvalidLine(OnceflowError):
@@ -155,9 +159,17 @@ def _shown(line: bytes) -> str:
 
 
 def _consume_as_member(
-    topic: str, zookeeper: str | None, group: str | None, asked: OffsetRange, count: int | None, layout: Layout
+    topic: str,
+    zookeeper: str | None,
+    config: Path | None,
+    group: str | None,
+    asked: OffsetRange,
+    count: int | None,
+    layout: Layout,
 ) -> None:
     """Print records as a member of a group in ZooKeeper; commit at the end what was printed."""
+    if config is not None and zookeeper is None:
+        raise click.UsageError("--zookeeper-config has no effect without --zookeeper")
     if zookeeper is None or group is None:
         raise click.UsageError("--zookeeper and --group require each other")
     refuse_together(
@@ -173,6 +185,7 @@ def _consume_as_member(
     if asked not in resets:
         raise click.UsageError("--offset is start or end with --zookeeper")
     settings = {
+        **({} if config is None else _consumer_settings(config)),
         "zookeeper.connect": zookeeper,
         "group.id": group,
         "auto.offset.reset": resets[asked],
@@ -186,6 +199,19 @@ def _consume_as_member(
             record = Record(read.offset, read.timestamp_ms, read.key, read.message, read.headers)
             out.write(layout(read.topic, read.partition, record))
             out.flush()
+
+
+def _consumer_settings(path: Path) -> dict[str, str]:
+    """Return the settings in a file, which the consumer checks. Raises click.UsageError."""
+    from onceflow.broker.settings.properties import parse_properties
+
+    try:
+        given = parse_properties(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"--zookeeper-config {path}: {error}") from error
+    if given.keys() & ZOOKEEPER_SECRETS and is_exposed(path):
+        raise click.UsageError(f"{path} has a password, and every user of this machine can read it; {MODE}")
+    return given
 
 
 @click.command()
@@ -230,6 +256,12 @@ def _consume_as_member(
     help="Read as a member of --group that shares the partitions through this ZooKeeper.",
 )
 @click.option(
+    "--zookeeper-config",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    metavar="FILE",
+    help="Settings of a consumer for --zookeeper, such as zookeeper.ssl.* and zookeeper.digest.",
+)
+@click.option(
     "--group", metavar="NAME", help="Group with --zookeeper; its offsets in ZooKeeper are read and committed."
 )
 @bootstrap_option
@@ -242,6 +274,7 @@ def consume(
     layout: Layout,
     read_uncommitted: bool,
     zookeeper: str | None,
+    zookeeper_config: Path | None,
     group: str | None,
     bootstrap: str,
 ) -> None:
@@ -269,12 +302,11 @@ def consume(
       onceflow consume user_events --offset -10 --partition 0 --count 10
       onceflow consume user_events --offset @-1h:end --format '%p %o %k %v\\n'
 
-    With --zookeeper and --group the command is a member of a group, as Kafka's console consumer before 2.0: the members
-    share the partitions, and continue at the committed offsets. In a partition without one they begin at --offset,
-    which is start or end.
+    With --zookeeper and --group the command is a member of a group, as Kafka's console consumer before 2.0. Members
+    continue at the committed offsets. In a partition without one they begin at --offset, which is start or end.
     """
-    if zookeeper is not None or group is not None:
-        _consume_as_member(topic, zookeeper, group, asked, count, layout)
+    if {zookeeper, zookeeper_config, group} != {None}:
+        _consume_as_member(topic, zookeeper, zookeeper_config, group, asked, count, layout)
         return
     from onceflow.client.records import read_partitions
 

@@ -25,6 +25,7 @@ from onceflow.client.classic.settings import (
     Setting,
     choice,
     flag,
+    login,
     number,
     read_settings,
     refuse_given,
@@ -72,11 +73,18 @@ SETTINGS = (
     Setting("session.timeout.ms", 10_000, number(1, 3_600_000)),
 )
 """Every setting with its default; times in ms. A consumer without a group name is in the group `default`."""
+ZOOKEEPER_TLS = "zookeeper.ssl.client.enable"
 ZOOKEEPER_SETTINGS = (
     Setting("zookeeper.connect", None, text, ("zk.connect",)),
     *_SETTINGS,
     Setting("zookeeper.session.timeout.ms", 6_000, number(1, INT_MAX), ("zk.sessiontimeout.ms",)),
     Setting("zookeeper.connection.timeout.ms", 6_000, number(1, INT_MAX), ("zk.connectiontimeout.ms",)),
+    Setting(ZOOKEEPER_TLS, False, flag),
+    Setting("zookeeper.ssl.truststore.location", None, text),
+    Setting("zookeeper.ssl.keystore.location", None, text),
+    Setting("zookeeper.ssl.keystore.password", None, text, is_secret=True),
+    Setting("zookeeper.ssl.endpoint.identification.algorithm", True, choice(**{"HTTPS": True, "": False})),
+    Setting("zookeeper.digest", None, login, is_secret=True),
     Setting("rebalance.max.retries", 4, number(1, INT_MAX)),
     Setting("rebalance.backoff.ms", 2_000, number(1, INT_MAX)),
     Setting("offsets.storage", "zookeeper", choice(zookeeper="zookeeper", kafka="kafka")),
@@ -268,9 +276,14 @@ class ConsumerConnector:
 def _through_zookeeper(settings: Mapping[str, Any], config: Config, session: "Session | None") -> Membership:
     if settings["offsets.storage"] == "zookeeper":
         refuse_given(ZOOKEEPER_SETTINGS, config, ("dual.commit.enabled",), "with offsets.storage=zookeeper; remove it")
+    if not settings[ZOOKEEPER_TLS]:
+        of_tls = [setting.name for setting in ZOOKEEPER_SETTINGS if setting.name.startswith("zookeeper.ssl.")]
+        of_tls.remove(ZOOKEEPER_TLS)
+        refuse_given(ZOOKEEPER_SETTINGS, config, of_tls, f"without {ZOOKEEPER_TLS}=true")
     try:
         from onceflow.client.classic.zookeeper_group import ZooKeeperGroup
         from onceflow.zookeeper.kazoo_session import ZooKeeper
+        from onceflow.zookeeper.security import ZooKeeperSecurity
     except ModuleNotFoundError as error:
         if error.name != "kazoo":
             raise
@@ -285,5 +298,13 @@ def _through_zookeeper(settings: Mapping[str, Any], config: Config, session: "Se
             settings["zookeeper.connect"],
             session_timeout_ms=settings["zookeeper.session.timeout.ms"],
             connection_timeout_ms=settings["zookeeper.connection.timeout.ms"],
+            security=ZooKeeperSecurity(
+                tls=settings[ZOOKEEPER_TLS],
+                trust_store_file=settings["zookeeper.ssl.truststore.location"],
+                key_store_file=settings["zookeeper.ssl.keystore.location"],
+                key_password=settings["zookeeper.ssl.keystore.password"],
+                checks_host_name=settings["zookeeper.ssl.endpoint.identification.algorithm"],
+                digest=settings["zookeeper.digest"],
+            ),
         ),
     )

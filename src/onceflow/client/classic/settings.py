@@ -29,6 +29,7 @@ class Setting:
     default: Any
     read: Callable[[Any], Any]
     aliases: tuple[str, ...] = ()
+    is_secret: bool = False
 
 
 def read_settings(table: Iterable[Setting], config: Config) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def refuse_given(table: Iterable[Setting], config: Config, names: Iterable[str],
     for name in names:
         for spelled in (name, *settings[name].aliases):
             if spelled in config:
-                raise InvalidSetting(f"{spelled}={config[spelled]!r} has no effect {why}")
+                shown = "…" if settings[name].is_secret else repr(config[spelled])
+                raise InvalidSetting(f"{spelled}={shown} has no effect {why}")
 
 
 def security_settings(config: Config) -> dict[str, Any]:
@@ -70,7 +72,8 @@ def _read(setting: Setting, given: Mapping[str, Any], config: Config) -> Any:
         value = setting.read(given[setting.name])
         return _create(value, config) if isinstance(value, type) else value
     except (ValueError, TypeError) as error:
-        raise InvalidSetting(f"{setting.name}={given[setting.name]!r} cannot be used: {error}") from error
+        shown = "…" if setting.is_secret else repr(given[setting.name])
+        raise InvalidSetting(f"{setting.name}={shown} cannot be used: {error}") from error
 
 
 def _create(kind: type[Any], config: Config) -> Any:
@@ -120,6 +123,14 @@ def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("expected a text")
     return value
+
+
+def login(value: Any) -> str:
+    """Read USER:PASSWORD."""
+    user, separator, password = text(value).partition(":")
+    if not (user and separator and password):
+        raise ValueError("expected USER:PASSWORD")
+    return f"{user}:{password}"
 
 
 def implementation(method: str, known: Mapping[str, type[Any]]) -> Callable[[Any], Any]:
