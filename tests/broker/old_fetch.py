@@ -8,7 +8,7 @@ from onceflow.wire import message_sets, old_fetch
 from onceflow.wire.batch import Record
 from tests.broker.raw_client import RawClient
 
-CORRELATION_ID = 7
+CORRELATION_ID = 0
 
 Asked = tuple[str, Sequence[tuple[int, int]]]
 """Topic, [(partition, offset)]."""
@@ -37,10 +37,11 @@ def request(
     max_bytes: int = 50_000_000,
     partition_max_bytes: int = 10_000_000,
     replica_id: int = -1,
+    correlation_id: int = CORRELATION_ID,
 ) -> bytes:
     """Return a whole request, size included."""
     body = (
-        struct.pack(">hhih", 1, version, CORRELATION_ID, 3)
+        struct.pack(">hhih", 1, version, correlation_id, 3)
         + b"old"
         + struct.pack(">iii", replica_id, wait_ms, min_bytes)
     )
@@ -59,9 +60,7 @@ def receive(client: RawClient, version: int) -> list[old_fetch.OldTopic]:
     frame = client.receive_frame()
     if not frame:
         return []
-    correlation_id, topics = old_fetch.parse_response(version, frame)
-    assert correlation_id == CORRELATION_ID
-    return topics
+    return old_fetch.parse_response(version, frame)[1]
 
 
 def fetch(client: RawClient, version: int, *asked: Asked, **limits: int) -> list[Read]:

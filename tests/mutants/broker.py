@@ -6,7 +6,27 @@ _PARTITION = "log/test_partition.py::"
 _COMMITTED = "broker/handlers/test_read_committed.py::"
 _HOUSEKEEPING = "broker/storage/test_housekeeping.py::"
 
+_OLD_FETCH = "broker/handlers/test_old_fetch.py::"
+
 MUTANTS = (
+    Mutant(
+        "broker/handlers/old_fetch.py",
+        "        self._skip({part.place: part.offset for part in self._parts})\n",
+        "",
+        _OLD_FETCH + "test_reading_continues_after_control_batches",
+    ),
+    Mutant(
+        "broker/handlers/old_fetch.py",
+        "            is_wanted=lambda: self._result is result and self._timer is not None,",
+        "            is_wanted=lambda: True,",
+        _OLD_FETCH + "test_closed_connection_ends_its_conversion",
+    ),
+    Mutant(
+        "broker/loop/sliced_thread.py",
+        "        work = self._queue.popleft()\n        self._run()\n        if work.is_wanted():",
+        "        work = self._queue[0]\n        if work.is_wanted():",
+        _OLD_FETCH + "test_requests_are_converted_in_turn",
+    ),
     Mutant(
         "broker/storage/partitions.py",
         "high_watermark:\n            self._call(self._waiting.popleft()[1], error_code)\n        self.wake()\n",

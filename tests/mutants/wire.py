@@ -79,4 +79,16 @@ MUTANTS = (
         "    shift = header.offset if header.magic else 0",
         "wire/test_message_sets.py::test_round_trip_with_kafka_python",
     ),
+    Mutant(
+        "wire/down_conversion.py",
+        "    check_batch(batch, 0, header)\n",
+        "",
+        "wire/test_down_conversion.py::test_damage_gets_no_new_checksum",
+    ),
+    Mutant(
+        "wire/down_conversion.py",
+        "            base_offset = record.offset if magic else 0",
+        "            base_offset = record.offset",
+        "wire/test_down_conversion.py::test_messages_are_those_of_kafka",
+    ),
 )

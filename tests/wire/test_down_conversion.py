@@ -4,8 +4,16 @@ import struct
 
 import pytest
 
-from onceflow.wire.batch import Record, encode_batch, encode_retained, read_header, stamp_append_time, write_crc
-from onceflow.wire.codecs import Codec
+from onceflow.wire.batch import (
+    Record,
+    encode_batch,
+    encode_retained,
+    read_header,
+    stamp_append_time,
+    unsealed_batch,
+    write_crc,
+)
+from onceflow.wire.codecs import Codec, compress
 from onceflow.wire.down_conversion import InconvertibleCodec, down_convert
 from onceflow.wire.errors import CorruptBatch, DecompressionTooLarge
 from onceflow.wire.message_sets import decode, entries
@@ -68,6 +76,10 @@ def test_gaps_of_compaction_stay(codec: Codec) -> None:
 def test_batch_without_records_has_no_messages(codec: Codec) -> None:
     whole = encode_batch(RECORDS, codec=codec)
     assert converted(encode_retained(read_header(whole), []), 1) == b""
+    packed = compress(codec, b"")
+    empty = unsealed_batch(packed, codec=codec, record_count=0, base_timestamp_ms=5, max_timestamp_ms=5)
+    write_crc(empty, 0)
+    assert converted(empty, 1) == b""
 
 
 def test_control_batches_are_left_out() -> None:

@@ -244,7 +244,8 @@ versions 0 and 1, to format 1 for 2 and 3. Kafka 1.1.1's consumers through ZooKe
 - A compressed batch has MESSAGE_TOO_LARGE if its records, or its messages before compression, exceed
   `batch.unpacked.max.bytes`.
 - A thread converts, one batch of each request in turn, so that other clients are not held up. A response has batches of
-  1 MiB at most, or one larger batch, and its messages are in memory until they are sent.
+  1 MiB at most, or one larger batch, and its messages are in memory until they are sent. Consumers of versions 0 to 2
+  repeat one order of partitions, so their responses begin with another partition each time.
 - A first batch larger than the limits is returned whole in all versions. Kafka returns nothing in the versions 0 to 2,
   and the consumer waits without an error.
 - Messages are larger than uncompressed records. What exceeds the size of the batches is left to the next request; Kafka

@@ -1,8 +1,7 @@
 """Fetch requests and responses, versions 0 to 3, of consumers before Kafka 0.11 (removed in Kafka 4.0, KIP-896).
 
 They have neither isolation levels nor sessions, and their records are message sets (`wire.message_sets`): format 0 in
-versions 0 and 1, format 1 in 2 and 3. Version 3 has a limit of the whole response (KIP-74); version 0 has no throttle
-time.
+versions 0 and 1, format 1 in 2 and 3. Version 0 has no throttle time.
 """
 
 import struct
@@ -25,8 +24,8 @@ from onceflow.wire.primitives import (
 )
 
 VERSION_MAX = 3
-SOFT_LIMITS_FROM = 3
-"""First version whose limits a first batch may exceed, so that a reader makes progress (KIP-74)."""
+ORDER_COUNTS_FROM = 3
+"""First version with a limit of the whole response; its clients change the order of partitions (KIP-74)."""
 _FORMAT_1_FROM = 2
 _THROTTLE_FROM = 1
 _NO_SESSION = (0, -1)
@@ -65,7 +64,7 @@ def parse_request(frame: memoryview, header: RequestHeader, *, entries_max: int)
     try:
         replica_id, max_wait_ms, min_bytes = _LIMITS.unpack_from(frame, position)
         position += _LIMITS.size
-        if header.version >= SOFT_LIMITS_FROM:
+        if header.version >= ORDER_COUNTS_FROM:
             (max_bytes,) = INT32.unpack_from(frame, position)
             position += INT32.size
         topics = _read_topics(frame, position, entries_max)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onceflow.broker.handlers.old_fetch import LOG_BYTES_MAX
+from onceflow.broker.handlers.old_fetch import LOG_BYTES_MAX, OldFetch
 from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Authorizer
 from onceflow.broker.security.client_quotas import CONSUMER_BYTE_RATE, USER
@@ -33,6 +33,7 @@ class GatedFile(RealFile):
 
     def read(self, size_bytes: int, position: int) -> bytes:
         if threading.current_thread().name == "down-conversion":
+            self.disk.reads += 1
             self.disk.waiting.set()
             assert self.disk.gate.wait(WAIT_SECONDS)
             if self.disk.is_broken:
@@ -48,6 +49,8 @@ class GatedDisk(RealDisk):
         self.gate.set()
         self.waiting = threading.Event()
         self.is_broken = False
+        self.reads = 0
+        """Reads by the thread: two for each batch."""
 
     def open(self, path: Path, *, create: bool = False) -> RealFile:
         file = super().open(path, create=create)
@@ -193,6 +196,29 @@ def test_response_has_a_limit(client: RawClient) -> None:
     assert [part.offsets for part in read] == [[0], []]
 
 
+@pytest.mark.parametrize(("version", "places"), [(2, 5), (3, 1)])
+def test_old_clients_get_every_partition(client: RawClient, version: int, places: int) -> None:
+    """Each of five partitions comes first, in any number of topics."""
+    client.create_topic("other", 2)
+    asked = [(TOPIC, [(0, 0), (1, 0), (2, 0)]), ("other", [(0, 0), (1, 0)])]
+    for topic, partitions in asked:
+        for partition, _offset in partitions:
+            client.produce(topic, partition, encode_batch(records(1)))
+    first = set()
+    for correlation_id in range(12):
+        client.socket.sendall(old_fetch.request(version, asked, max_bytes=1, correlation_id=correlation_id))
+        read = old_fetch.read(client, version)
+        assert {(part.topic, part.partition) for part in read} == {
+            (TOPIC, 0),
+            (TOPIC, 1),
+            (TOPIC, 2),
+            ("other", 0),
+            ("other", 1),
+        }
+        first.add((read[0].topic, read[0].partition))
+    assert len(first) == places
+
+
 def test_zstd_is_refused_at_its_batch(client: RawClient) -> None:
     client.produce(TOPIC, 0, encode_batch(records(2)))
     client.produce(TOPIC, 0, encode_batch(records(2), codec=Codec.ZSTD))
@@ -315,6 +341,7 @@ def test_closed_connection_ends_its_conversion(client: RawClient, broker: InnerB
     eventually(lambda: broker.call(lambda node: node.parked_fetches.partition_count == 0), "the end")
     disk.gate.set()
     eventually(lambda: broker.call(lambda node: not node.conversions._queue), "the end")
+    assert disk.reads == 2
     assert old_fetch.fetch(client, 3, (TOPIC, [(0, 0)]))[0].offsets == [0, 1]
 
 
@@ -335,7 +362,7 @@ def test_stopping_broker_sends_what_is_converted(tmp_path: Path, disk: GatedDisk
 
 
 def test_unexpected_error_closes_the_connection(
-    client: RawClient, broker: InnerBroker, monkeypatch: pytest.MonkeyPatch
+    client: RawClient, broker: InnerBroker, disk: GatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.produce(TOPIC, 0, encode_batch(records(2)))
 
@@ -343,9 +370,18 @@ def test_unexpected_error_closes_the_connection(
         raise ArithmeticError("not expected")
         yield b""
 
-    with monkeypatch.context() as patch, connected(broker.bootstrap) as other:
+    disk.gate.clear()
+    with (
+        monkeypatch.context() as patch,
+        connected(broker.bootstrap) as first,
+        connected(broker.bootstrap) as second,
+    ):
         patch.setattr("onceflow.broker.handlers.old_fetch.down_convert", fail)
-        assert old_fetch.fetch(other, 3, (TOPIC, [(0, 0)])) == []
+        for other in (first, second):
+            other.socket.sendall(old_fetch.request(3, [(TOPIC, [(0, 0)])]))
+        eventually(lambda: broker.call(lambda node: len(node.conversions._queue) == 2), "the queue")
+        disk.gate.set()
+        assert [old_fetch.read(other, 3) for other in (first, second)] == [[], []]
     assert old_fetch.fetch(client, 3, (TOPIC, [(0, 0)]))[0].offsets == [0, 1]
 
 
@@ -379,3 +415,19 @@ def test_large_request_is_read_in_steps(client: RawClient) -> None:
     for wait_ms in (0, 60_000):
         read = old_fetch.fetch(client, 2, (TOPIC, [(0, 0), (1, 0), (2, 1)] * 200), wait_ms=wait_ms)
         assert [(part.partition, part.offsets) for part in read] == [(0, []), (1, []), (2, [1])]
+
+
+def test_end_of_the_wait_repeats_no_conversion(client: RawClient, broker: InnerBroker, disk: GatedDisk) -> None:
+    client.produce(TOPIC, 0, encode_batch(records(2)))
+    disk.gate.clear()
+    client.socket.sendall(old_fetch.request(3, [(TOPIC, [(0, 0)] * 600)], wait_ms=1))
+    assert disk.waiting.wait(WAIT_SECONDS)
+    eventually(
+        lambda: broker.call(
+            lambda node: all(isinstance(parked, OldFetch) and parked._is_due for parked in node.parked_fetches._counts)
+        ),
+        "the end",
+    )
+    disk.gate.set()
+    assert old_fetch.read(client, 3)[0].offsets == [0, 1]
+    assert disk.reads == 2

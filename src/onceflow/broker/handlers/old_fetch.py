@@ -10,6 +10,7 @@ batches only continues after them: the response without messages would not tell 
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from onceflow.broker.handlers import fetch
 from onceflow.broker.handlers.fetch import PendingFetch, ReadResult, TopicResponse
@@ -31,6 +32,7 @@ LOG_BYTES_MAX = 1024**2
 WORK_PER_RECORD = 6
 
 Place = tuple[str, int]
+Value = TypeVar("Value")
 
 
 class PartitionConversion:
@@ -190,8 +192,6 @@ class OldFetch(PendingFetch):
 
         topics = [(topic, [moved(topic, wanted) for wanted in asked]) for topic, asked in self._body.topics]
         self._body = self._body._replace(topics=topics)
-        for partition, wanted in self._watched.items():
-            self._watched[partition] = moved(partition.topic, wanted)
 
     def _send(self) -> None:
         self._stop()
@@ -229,12 +229,29 @@ def handle(node: Node, request: Request) -> None:
         return
     entries_max = node.config.request_partitions_max
     body = fetch.distinct(old_fetch.parse_request(request.frame, request.header, entries_max=entries_max))
+    if request.version < old_fetch.ORDER_COUNTS_FROM:
+        body = _turned(body, request.header.correlation_id)
     if body.replica_id >= 0:
         _refuse(request, body, ErrorCode.unsupported_version)
     elif node.authorizer is None:
         OldFetch(node, request, body).start()
     else:
         OldFetch(node, request, *fetch.split(node.access(request), request, body)).start()
+
+
+def _turned(body: FetchRequest, number: int) -> FetchRequest:
+    """Return a client's request of this number with another partition first than the one before.
+
+    These clients repeat one order, and a response with the first partitions only would keep them from the others.
+    """
+    partition_number = number // max(len(body.topics), 1)
+    topics = [(topic, _rotated(asked, partition_number)) for topic, asked in body.topics]
+    return body._replace(topics=_rotated(topics, number))
+
+
+def _rotated(values: list[Value], number: int) -> list[Value]:
+    begin = number % len(values) if values else 0
+    return values[begin:] + values[:begin]
 
 
 def _refuse(request: Request, body: FetchRequest, error_code: ErrorCode) -> None:
