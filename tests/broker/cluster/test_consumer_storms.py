@@ -86,6 +86,8 @@ class MemberProcess:
             self._process.send_signal(number)
         code = self._process.wait(WITHIN_S)
         self._thread.join(WITHIN_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         return code
 
 
