@@ -16,8 +16,10 @@ SEEDS = 20
 SHOWN_MAX = 20
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_a_short_run_has_no_anomaly(tree: Tree, tmp_path: Path) -> None:
+    """Seconds instead of minutes, with everything in this process."""
     history, figures = run_on_cluster(tmp_path, tree.connect, seed=0, seconds=SHORT_S)
     listed = anomalies(history)
     assert not listed, "\n".join(map(str, listed[:SHOWN_MAX]))
