@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from onceflow.broker.cluster.replication import Led
 from onceflow.broker.storage.partitions import Partition, Place
 from onceflow.log.errors import LogError
 from onceflow.testing import disk as faulty_disk
@@ -281,6 +282,8 @@ class World:
         places = self.registry.replicas
         leaders = [led for process in self.processes.values() for place in places if (led := process.led(place))]
         controllers = [p.metadata.controller for p in self.processes.values() if p.is_up and p.metadata is not None]
+        if any(self._may_join(broker_id, led) for led in leaders):
+            return True
         states = [*self.registry.states.values()]
         states += [
             state for controller in controllers if controller is not None for state in controller.states.values()
@@ -288,6 +291,16 @@ class World:
         return any(broker_id in state.isr for state in states) or any(
             broker_id in led.state.maximal_isr for led in leaders
         )
+
+    def _may_join(self, broker_id: int, led: Led) -> bool:
+        """Return whether a leader may add a broker to the in-sync replicas for what it has fetched before."""
+        follower = led.state.followers.get(broker_id)
+        if follower is None:
+            return False
+        partition = self.processes[broker_id].hosted((led.partition.topic, led.partition.index))
+        stored = -1 if partition is None else partition.log.durability.stored_offset
+        reached = max(led.partition.log.high_watermark, led.state.epoch_start_offset)
+        return max(stored, follower.end_offset) >= reached
 
     def prefer(self, _process: Process) -> None:
         """Move leaders to other replicas, the in-sync replicas unchanged."""
