@@ -1,5 +1,6 @@
 """Clusters in this process: replication, kills, moves and pauses, as clients see them."""
 
+import gc
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -205,6 +206,14 @@ def test_a_stopped_cluster_leaves_nothing() -> None:
             cluster.create_topic(TOPIC)
     assert threading.active_count() == threads
     assert set(directory.glob("onceflow-cluster-*")) <= before
+
+
+def test_a_killed_controller_keeps_no_connection() -> None:
+    """Deleted while it is open, a connection warns, and pytest reports that as an error."""
+    with Cluster(2) as brokers:
+        brokers.create_topic("clicks")
+        brokers.kill(brokers.controller)
+    gc.collect()
 
 
 @pytest.mark.parametrize(

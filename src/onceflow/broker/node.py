@@ -351,20 +351,20 @@ class Node:
 
     async def close(self) -> bool:
         """Sync and close every log, mark the directory clean, and return True; False if a log failed."""
-        if self.cluster is not None:
-            self.cluster.forwarder.close()
-            await self.cluster.participants.close()
-            await self.cluster.verifications.close()
-            await self.cluster.replication.close()
-            await self._store_high_watermarks()
-        await self.housekeeping.close()
-        await self.group_commit.close()
-        self.housekeeping_thread.shutdown()
-        self.search_thread.shutdown()
-        self._record_check_thread.shutdown()
-        self.conversions.close()
         clean = False
         try:
+            if self.cluster is not None:
+                self.cluster.forwarder.close()
+                await self.cluster.participants.close()
+                await self.cluster.verifications.close()
+                await self.cluster.replication.close()
+                await self._store_high_watermarks()
+            await self.housekeeping.close()
+            await self.group_commit.close()
+            self.housekeeping_thread.shutdown()
+            self.search_thread.shutdown()
+            self._record_check_thread.shutdown()
+            self.conversions.close()
             are_whole = close_all((*self.partitions, *self.metadata.partitions))
             clean = are_whole and self.directory.is_in_place()
         finally:
