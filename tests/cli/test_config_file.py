@@ -65,7 +65,7 @@ def test_options_override_environment_and_file(tmp_path: Path, monkeypatch: pyte
         ("topic=visits", "unknown setting topic; it can have bootstrap, redis and Kafka's TLS and SASL"),
         ("bootstrap=h", "'h' is not a broker address"),
         ("redis=\udcff", "cannot read the configuration file"),
-        (None, "[Errno 2]"),
+        (None, "given.conf: No such file or directory"),
     ],
 )
 def test_invalid_files_are_refused(tmp_path: Path, text: str | None, message: str) -> None:
