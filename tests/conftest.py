@@ -3,6 +3,7 @@
 import gc
 import io
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from _pytest.logging import DEFAULT_LOG_FORMAT
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -310,6 +312,13 @@ def run(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subpro
 
 
 @pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The records in pytest's own format; PySpark's logger changes the format of each handler that it is given."""
+    caplog.handler.setFormatter(logging.Formatter(DEFAULT_LOG_FORMAT))
+    return caplog
+
+
+@pytest.fixture
 def new_redis(tmp_path: Path) -> Iterator[Callable[..., RedisProcess]]:
     """A factory of started Redis servers; all are ended after the test."""
     servers: list[RedisProcess] = []
@@ -364,7 +373,9 @@ def browser() -> Iterator["Browser"]:
     """One chromium for the tests of a module; until it is closed, its event loop is the main thread's."""
     from playwright.sync_api import expect, sync_playwright
 
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    # The first one is Debian's build without windows: a page takes a third of the processor time.
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
     if chromium is None:
         pytest.skip("no chromium on PATH")
     expect.set_options(timeout=WITHIN_S * 1_000)
