@@ -31,6 +31,10 @@ class Host(Protocol):
     is_up: bool
     is_frozen: bool
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether it handles requests: a broker registers before."""
+
     def inside(self) -> Any:
         """Return a context in which its event loop runs."""
 
@@ -229,14 +233,14 @@ class Network:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[bool] = loop.create_future()
 
-        def end(is_up: bool) -> None:
+        def end(is_serving: bool) -> None:
             if client.is_up and not opened.done():
                 with client.inside():
-                    opened.set_result(is_up)
+                    opened.set_result(is_serving)
 
         def respond() -> None:
-            is_up = self.hosts[target].is_up
-            self.reach(target, client.id, lambda: end(is_up))
+            is_serving = self.hosts[target].is_serving
+            self.reach(target, client.id, lambda: end(is_serving))
 
         self.reach(client.id, target, respond)
         if not await opened:

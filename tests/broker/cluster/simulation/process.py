@@ -297,6 +297,11 @@ class Process:
         return None if partition is None else self.replication.led(partition)
 
     @property
+    def is_serving(self) -> bool:
+        """Whether it is up and has registered; the requests to it are those of its own broker epoch then."""
+        return self.is_up and self.metadata is not None and self.metadata.broker_epoch >= 0
+
+    @property
     def has_failed(self) -> bool:
         """Whether a log accepts no more records."""
         return self.is_up and any(
