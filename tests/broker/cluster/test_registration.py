@@ -1,5 +1,7 @@
 """Registration of a broker in ZooKeeper: taken ids, lost connections, expired sessions, another controller."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,14 @@ def metadata(client: RawClient) -> Any:
     return client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False)
 
 
+def is_listening(bootstrap: str) -> bool:
+    try:
+        RawClient(bootstrap).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
 @pytest.mark.remedy(Remedy.STOP_BROKER, Remedy.OTHER_CHROOT)
 def test_taken_id_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
     with new_broker(tmp_path / "first") as first:
@@ -59,17 +69,26 @@ def test_taken_id_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) 
 
 
 def test_killed_broker_gets_its_id_back(tree: Tree, tmp_path: Path) -> None:
-    """The session of the killed process lasts until its time-out; the next process waits for that."""
+    """The session of the killed process lasts until its time-out; the next process waits for that.
+
+    Before, it handles no request: a controller could mean the former process by it.
+    """
     options = ("--zookeeper-connect", tree.connect, "--zookeeper-session-timeout-ms", "2000")
     broker = BrokerProcess(tmp_path / "data", 0, *options).start()
     with connected(broker.bootstrap) as client:
         client.create_topic("visits")
         assert client.produce("visits", 0, batch_of(b"ann")).error_code == 0
     broker.kill()
-    assert tree.exists("/brokers/ids/1")
-    with broker, connected(broker.bootstrap) as client:
-        assert client.produce("visits", 0, batch_of(b"ben")).base_offset == 1
-        assert tree.text("/controller_epoch") == "2"
+    former = tree.text("/brokers/ids/1")
+    with ExitStack() as running, ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(running.enter_context, broker)
+        tree.await_that(lambda: is_listening(broker.bootstrap))
+        with connected(broker.bootstrap) as client:
+            client.ask(apis.API_VERSIONS, 0)
+            assert tree.text("/brokers/ids/1") != former
+            starting.result()
+            assert client.produce("visits", 0, batch_of(b"ben")).base_offset == 1
+            assert tree.text("/controller_epoch") == "2"
 
 
 @pytest.mark.remedy(Remedy.START_ZOOKEEPER)
