@@ -69,6 +69,13 @@ def test_conflicting_entries_are_removed() -> None:
     assert LeaderEpochs([(1, 5)]).epoch_at(4) == -1
 
 
+def test_epoch_continues_after_an_empty_one() -> None:
+    """A leader without a record of its own copies the rest of the epoch before from the next leader."""
+    epochs = LeaderEpochs([(0, 0), (1, 2)])
+    epochs.assign(0, 2)
+    assert (epochs.entries(), epochs.is_changed) == ([(0, 0)], True)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\0\0\0", b"1\n0\n", b"0\n2\n1 0\n", b"0\n2\n1 0\n1 5\n", b"0\n2\n1 5\n2 5\n", b"0\n1\n1 x\n"]
 )

@@ -33,6 +33,13 @@ MUTANTS = (
         "        if partition_epoch >= self.partition_epoch:",
         "broker/cluster/test_replicas.py::test_a_wish_outlives_the_present_state",
     ),
+    # The epoch before an empty one starts again where a former leader continues it.
+    Mutant(
+        "log/epochs.py",
+        "        if self._epochs and self._epochs[-1] == epoch:\n            return\n",
+        "",
+        "log/test_epochs.py::test_epoch_continues_after_an_empty_one",
+    ),
     # Truncation to the high watermark instead of by epoch (KIP-101).
     Mutant(
         _FETCHER,

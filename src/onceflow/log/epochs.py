@@ -64,10 +64,17 @@ class LeaderEpochs:
         return self._epochs[-1] if self._epochs else NO_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Let an epoch start there; remove entries that are not before it in both columns, which were never filled."""
+        """Let an epoch start there, unless it continues; remove entries that are not before it in both columns.
+
+        Those that start there or later were never filled: a leader had no record yet, and now copies from another one.
+        """
         if self._epochs and self._epochs[-1] == epoch and self._starts[-1] <= start_offset:
             return
-        while self._epochs and (self._epochs[-1] >= epoch or self._starts[-1] >= start_offset):
+        while self._starts and self._starts[-1] >= start_offset:
+            self._pop()
+        if self._epochs and self._epochs[-1] == epoch:
+            return
+        while self._epochs and self._epochs[-1] >= epoch:
             self._pop()
         self._epochs.append(epoch)
         self._starts.append(start_offset)
