@@ -30,6 +30,7 @@ from tests.spark.test_kafka_sink import Copy, expected
 from tests.spark.test_redis_sink_stream import Job, to_rows
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+EXECUTORS = 2
 EXECUTOR_KILLS = 50
 
 
@@ -244,18 +245,16 @@ def copy(bootstrap: str, cluster: Cluster, topic: str, checkpoint: Path) -> Copy
     return copy
 
 
-def copy_while_executors_are_killed(
-    copy: Copy, directory: Path, java_home: str, *, executors: int, seed: int, kills: int
-) -> int:
+def copy_while_executors_are_killed(copy: Copy, directory: Path, java_home: str, *, seed: int) -> int:
     """Copy records while executors are killed, one after each round of new records; return the number of records."""
     chance, count = random.Random(seed), 0
-    words = (copy.bootstrap, copy.source, copy.target, copy.checkpoint, directory, java_home, executors)
+    words = (copy.bootstrap, copy.source, copy.target, copy.checkpoint, directory, java_home, EXECUTORS)
     command = [sys.executable, "-m", "tests.spark.driver_on_executors", *map(str, words)]
     driver = subprocess.Popen(command, start_new_session=True)
     try:
         running = Executors(driver.pid)
         wait_for_batch(0, driver, copy.checkpoint)
-        for _ in range(kills):
+        for _ in range(EXECUTOR_KILLS):
             seen = newest_batch(copy.checkpoint)
             copy.produce(count, count + 400)
             count += 400
@@ -273,11 +272,6 @@ def copy_while_executors_are_killed(
     return count
 
 
-def test_executor_is_killed_while_spark_writes(copy: Copy, tmp_path: Path, java_home: str) -> None:
-    count = copy_while_executors_are_killed(copy, tmp_path, java_home, executors=1, seed=0, kills=1)
-    assert copy.by_key() == expected(count)
-
-
 @pytest.mark.campaign
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", range(6))
@@ -285,8 +279,7 @@ def test_executors_are_killed_while_spark_writes(
     copy: Copy, tmp_path: Path, java_home: str, record_property: RecordProperty, seed: int
 ) -> None:
     """Executor processes are killed -9 while they encode for Kafka; each record is written once and in order."""
-    kills = EXECUTOR_KILLS
-    count = copy_while_executors_are_killed(copy, tmp_path, java_home, executors=2, seed=seed, kills=kills)
+    count = copy_while_executors_are_killed(copy, tmp_path, java_home, seed=seed)
     assert copy.by_key() == expected(count)
     record_property("seeds", str(seed))
     record_property("executor kills", EXECUTOR_KILLS)

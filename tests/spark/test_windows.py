@@ -266,6 +266,7 @@ def test_elements_keep_their_types(
         assert element.nested.asDict() == {"values": [f"0-{offset}".encode(), None], "counts": {"k": offset}}
 
 
+@pytest.mark.campaign
 def test_a_killed_driver_returns_each_window_once(
     spark: SparkSession,
     bootstrap: str,
@@ -274,6 +275,7 @@ def test_a_killed_driver_returns_each_window_once(
     tmp_path: Path,
     java_home: str,
 ) -> None:
+    """A driver is killed -9 while it writes windows by number of rows; the next one continues with the same windows."""
     values = write(400)
     script = Path(__file__).with_name("driver_of_windows.py")
     arguments = (bootstrap, topic, tmp_path / "checkpoint", tmp_path / "windows", tmp_path / "driver.log", java_home)
