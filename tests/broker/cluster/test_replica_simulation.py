@@ -12,7 +12,7 @@ from tests.broker.cluster.simulation.world import run_seed, run_world
 from tests.campaigns import RecordProperty, tell
 
 STEPS = 300
-SEEDS = 120
+SEEDS = 200
 SEEDS_CAMPAIGN = 10_000
 PARTS = 10
 
