@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -309,6 +310,14 @@ def run(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subpro
         return subprocess.CompletedProcess(list(words), int(ended.value.code or 0), *texts)
 
     return run
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """The test's own directory, in memory if possible: a simulated disk, or the order of syncs, needs no real one."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="onceflow-", dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 import struct
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -59,13 +58,6 @@ SILENT_AT_ONCE = 500
 MAY_WAIT = frozenset((apis.FETCH, apis.JOIN_GROUP, apis.SYNC_GROUP))
 TOPIC_MADE = encoded(apis.CREATE_TOPICS, 7, new_topic("t", "kept", 2))
 """Created again and again: some of the frames delete it."""
-IN_MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
-        yield Path(name)
 
 
 class ReadFile(RealFile):
@@ -291,8 +283,8 @@ def memory_bytes(pid: int | str = "self", what: str = "VmRSS") -> int:
     return int(match[1]) * 1024
 
 
-def test_malformed_frames(directory: Path) -> None:
-    outcomes = fuzz(1, FRAMES, directory)
+def test_malformed_frames(scratch: Path) -> None:
+    outcomes = fuzz(1, FRAMES, scratch)
     assert outcomes["closed"] > FRAMES // 10
     assert outcomes["with response"] > FRAMES // 10
     assert outcomes["with response after a wait"] > FRAMES // 100
@@ -302,11 +294,11 @@ def test_malformed_frames(directory: Path) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("piece", range(CAMPAIGN_PIECES))
-def test_a_million_malformed_frames(piece: int, directory: Path, record_property: RecordProperty) -> None:
+def test_a_million_malformed_frames(piece: int, scratch: Path, record_property: RecordProperty) -> None:
     """A million requests of every API and version over a connection in process: the broker survives in its memory."""
-    fuzz(piece, FRAMES_PER_BROKER, directory)
+    fuzz(piece, FRAMES_PER_BROKER, scratch)
     before = memory_bytes()
-    outcomes = fuzz(1000 + piece, CAMPAIGN_FRAMES // CAMPAIGN_PIECES, directory)
+    outcomes = fuzz(1000 + piece, CAMPAIGN_FRAMES // CAMPAIGN_PIECES, scratch)
     growth_bytes = memory_bytes(what="VmHWM") - before
     assert growth_bytes < GROWTH_BYTES_MAX
     counts = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
@@ -415,8 +407,8 @@ def check_over_tcp(count: int, directory: Path) -> tuple[Counter[str], int]:
     return outcomes, growth_bytes
 
 
-def test_malformed_frames_over_tcp(directory: Path) -> None:
-    outcomes, _growth_bytes = check_over_tcp(400, directory)
+def test_malformed_frames_over_tcp(scratch: Path) -> None:
+    outcomes, _growth_bytes = check_over_tcp(400, scratch)
     assert outcomes["closed"] + outcomes["closed late"] > 40
     assert outcomes["with response"] + outcomes["with response late"] > 40
     assert outcomes["closed as half a request"] > 4
@@ -424,8 +416,8 @@ def test_malformed_frames_over_tcp(directory: Path) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1200)
-def test_many_malformed_frames_over_tcp(directory: Path, record_property: RecordProperty) -> None:
+def test_many_malformed_frames_over_tcp(scratch: Path, record_property: RecordProperty) -> None:
     """The same over TCP to a broker's process, a connection for each: it survives, and logs no unexpected error."""
-    outcomes, growth_bytes = check_over_tcp(CAMPAIGN_FRAMES_TCP, directory)
+    outcomes, growth_bytes = check_over_tcp(CAMPAIGN_FRAMES_TCP, scratch)
     counts = {"frames": outcomes.total(), **outcomes, "at most MiB of memory more": growth_bytes // 2**20}
     tell(record_property, range(CAMPAIGN_FRAMES_TCP, CAMPAIGN_FRAMES_TCP + 1), counts)

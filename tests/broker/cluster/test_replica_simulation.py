@@ -24,8 +24,8 @@ def run_seeds(scratch: Path, seeds: range) -> Counter[str]:
     return counts
 
 
-def test_replicas_keep_acknowledged_records(tmp_path: Path) -> None:
-    counts = run_seeds(tmp_path, range(SEEDS))
+def test_replicas_keep_acknowledged_records(scratch: Path) -> None:
+    counts = run_seeds(scratch, range(SEEDS))
     often = (
         "elections",
         "changes of in-sync replicas",
@@ -48,16 +48,16 @@ def test_replicas_keep_acknowledged_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [7, 18])
-def test_a_seed_repeats_its_run(tmp_path: Path, seed: int) -> None:
+def test_a_seed_repeats_its_run(scratch: Path, seed: int) -> None:
     """Followers were once woken in the order of a set."""
-    ends = {run_world(tmp_path / str(number), seed, STEPS).chance.random() for number in range(3)}
+    ends = {run_world(scratch / str(number), seed, STEPS).chance.random() for number in range(3)}
     assert len(ends) == 1
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
-def test_many_replicas_keep_records(tmp_path: Path, record_property: RecordProperty, part: int) -> None:
+def test_many_replicas_keep_records(scratch: Path, record_property: RecordProperty, part: int) -> None:
     """Acknowledged records of a simulated cluster survive all faults of its parts; the replicas' logs become equal."""
     size = SEEDS_CAMPAIGN // PARTS
     seeds = range(SEEDS + part * size, SEEDS + (part + 1) * size)
-    tell(record_property, seeds, run_seeds(tmp_path, seeds))
+    tell(record_property, seeds, run_seeds(scratch, seeds))

@@ -4,9 +4,7 @@ import contextlib
 import resource
 import socket
 import ssl
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +25,7 @@ from onceflow.testing import ManualClock
 from tests.broker.security.damaged_logins import STOLEN, frames_of
 from tests.broker.security.tokens import new_key, public, write_keys
 from tests.broker.simulation.stepped_broker import SteppedBroker, Unexpected
-from tests.broker.test_malformed_frames import IN_MEMORY, BufferedSocket, NoDescriptors
+from tests.broker.test_malformed_frames import BufferedSocket, NoDescriptors
 from tests.campaigns import RecordProperty, tell
 from tests.client.tls import HOST, Authority
 
@@ -35,12 +33,6 @@ LISTENER = Endpoint(port=1, listener="SASL_PLAINTEXT")
 PIECES = 4
 COUNT = 100_000
 GROWTH_BYTES_MAX = 64 * 2**20
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
-        yield Path(name)
 
 
 def peak_bytes() -> int:
@@ -217,8 +209,8 @@ FUZZ = {"logins": fuzz_logins, "TLS": fuzz_tls}
 
 
 @pytest.mark.parametrize("kind", FUZZ)
-def test_damage_lets_no_client_in(kind: str, directory: Path) -> None:
-    outcomes = FUZZ[kind](range(200), directory)
+def test_damage_lets_no_client_in(kind: str, scratch: Path) -> None:
+    outcomes = FUZZ[kind](range(200), scratch)
     assert len(outcomes) >= 3, outcomes
 
 
@@ -226,13 +218,13 @@ def test_damage_lets_no_client_in(kind: str, directory: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("piece", range(PIECES))
 @pytest.mark.parametrize("kind", FUZZ)
-def test_much_damage_lets_no_client_in(kind: str, piece: int, directory: Path, record_property: RecordProperty) -> None:
+def test_much_damage_lets_no_client_in(kind: str, piece: int, scratch: Path, record_property: RecordProperty) -> None:
     """100,000 damaged logins and 100,000 damaged TLS handshakes and records in process: memory is bounded."""
     count = COUNT // PIECES
-    FUZZ[kind](range(1000), directory / "warm-up")
+    FUZZ[kind](range(1000), scratch / "warm-up")
     before = peak_bytes()
     seeds = range(1000 + piece * count, 1000 + (piece + 1) * count)
-    outcomes = FUZZ[kind](seeds, directory / "fuzzed")
+    outcomes = FUZZ[kind](seeds, scratch / "fuzzed")
     growth_bytes = peak_bytes() - before
     assert growth_bytes < GROWTH_BYTES_MAX
     named = {f"{kind} {outcome}": number for outcome, number in outcomes.items()}

@@ -20,9 +20,7 @@ Then a bit flips in some file while the broker is down (`rot`): it refuses to st
 import os
 import random
 import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -43,14 +41,6 @@ SEEDS = 100
 SEEDS_AT_ONCE = 50
 CAMPAIGN_SEEDS = 10_000
 CAMPAIGN_SEEDS_AT_ONCE = 1_000
-IN_MEMORY = Path("/dev/shm")
-"""Directory in memory: the faulty disk simulates power cuts, and real syncs only cost time."""
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
-        yield Path(name)
 
 
 def simulate(number: int, root: Path) -> Counter[str]:
@@ -157,17 +147,17 @@ def run(seeds: range, directory: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_ONCE))
-def test_acknowledged_records_exist(first: int, directory: Path) -> None:
-    counts = run(range(first, first + SEEDS_AT_ONCE), directory)
+def test_acknowledged_records_exist(first: int, scratch: Path) -> None:
+    counts = run(range(first, first + SEEDS_AT_ONCE), scratch)
     assert counts["transactions acknowledged"] > SEEDS_AT_ONCE, counts
     assert not [fault for fault in FAULTS if not counts[fault]], counts
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", range(0, CAMPAIGN_SEEDS, CAMPAIGN_SEEDS_AT_ONCE))
-def test_acknowledged_records_exist_in_more_seeds(first: int, directory: Path, record_property: RecordProperty) -> None:
+def test_acknowledged_records_exist_in_more_seeds(first: int, scratch: Path, record_property: RecordProperty) -> None:
     """The whole broker on a disk with every fault: what it acknowledged is there, in order, once."""
     seeds = range(first, first + CAMPAIGN_SEEDS_AT_ONCE)
-    counts = run(seeds, directory)
+    counts = run(seeds, scratch)
     assert not [fault for fault in FAULTS if not counts[fault]], counts
     tell(record_property, seeds, counts)

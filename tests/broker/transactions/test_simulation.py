@@ -1,8 +1,6 @@
 """Seeded simulations of transactions; a failure names its seed."""
 
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,6 @@ from tests.campaigns import RecordProperty, tell
 SEEDS = 100
 CAMPAIGN_SEEDS = 5000
 SEEDS_AT_ONCE = 50
-IN_MEMORY = Path("/dev/shm")
-"""Directory in memory: the faulty disk simulates power cuts, and real syncs only cost time."""
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
-        yield Path(name)
 
 
 def run(seeds: range, directory: Path) -> Counter[str]:
@@ -39,14 +29,14 @@ def run(seeds: range, directory: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_ONCE))
-def test_transactions_are_atomic(first: int, directory: Path) -> None:
-    counts = run(range(first, first + SEEDS_AT_ONCE), directory)
+def test_transactions_are_atomic(first: int, scratch: Path) -> None:
+    counts = run(range(first, first + SEEDS_AT_ONCE), scratch)
     assert counts["acknowledged transactions"] > 3 * SEEDS_AT_ONCE
     assert counts["crashes"] > 3 * SEEDS_AT_ONCE
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", range(SEEDS, CAMPAIGN_SEEDS, SEEDS_AT_ONCE))
-def test_transactions_are_atomic_in_more_seeds(first: int, directory: Path, record_property: RecordProperty) -> None:
+def test_transactions_are_atomic_in_more_seeds(first: int, scratch: Path, record_property: RecordProperty) -> None:
     seeds = range(first, first + SEEDS_AT_ONCE)
-    tell(record_property, seeds, run(seeds, directory))
+    tell(record_property, seeds, run(seeds, scratch))
