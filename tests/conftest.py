@@ -72,7 +72,6 @@ services.PORTS = ports_of_worker(
 
 LONGEST_FIRST = (
     "end_to_end/test_restarts.py",
-    "end_to_end/test_kills.py",
     "end_to_end/test_demo.py",
     "dashboard/test_views.py",
 )

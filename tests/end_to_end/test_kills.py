@@ -100,11 +100,6 @@ def count_through_kills(directory: Path, java_home: str, rounds: Sequence[tuple[
     assert verified["clicks"] == sum(writer.clicks.values()), f"seed {seed}"
 
 
-@pytest.mark.timeout(300)
-def test_no_difference_after_kills(tmp_path: Path, java_home: str) -> None:
-    count_through_kills(tmp_path, java_home, [("driver's python", "redis")], seed=7)
-
-
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(3))
 def test_the_difference_is_zero_after_ten_kills(tmp_path: Path, java_home: str, seed: int) -> None:

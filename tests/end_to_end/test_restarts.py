@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.clicks.counted import write
 from tests.end_to_end.pipeline import HASH_KEY, TOPIC, Pipeline
 from tests.end_to_end.test_kills import Writer, counted
 from tests.processes import MARK, jvms_of
@@ -44,35 +43,42 @@ def restarts(pipeline: Pipeline) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_query_survives_jvm_redis_and_broker(tmp_path: Path, java_home: str) -> None:
-    """Each part is down until the query has failed because of it; the driver process is never restarted.
+def test_query_survives_each_part(tmp_path: Path, java_home: str) -> None:
+    """Each part fails until the query has failed because of it; it is restarted by the same driver.
 
-    It serves its pages, it is verified while it counts, and an interrupt ends it.
+    The driver is killed last, together with Redis. It serves its pages, it is verified while it counts, and an
+    interrupt ends it.
     """
     mark = f"restarts-{uuid.uuid4()}"
-    with Pipeline(tmp_path, java_home, environment={MARK: mark}) as pipeline:
+    python = python_that_starts_slowly_once(tmp_path)
+    with Pipeline(tmp_path, java_home, environment={MARK: mark, "PYSPARK_PYTHON": str(python)}) as pipeline:
         pipeline.onceflow("topic", "create", TOPIC, "--partitions", "4", "--bootstrap", pipeline.broker.bootstrap)
         writer = Writer(pipeline.broker.bootstrap, seed=1)
         writer.start()
         pipeline.start_driver("--ui-port", "0", "--metrics-port", "0")
         wait_for(lambda: pipeline.batch() >= 2, pipeline)
+        assert restarts(pipeline) == ["a Python worker of Spark started too slowly"]
         check_pages(pipeline)
 
         (jvm,) = jvms_of(mark)
         os.kill(jvm, signal.SIGKILL)
         wait_for(lambda: "Spark's JVM ended" in restarts(pipeline), pipeline)
-        before = pipeline.batch()
-        wait_for(lambda: pipeline.batch() > before, pipeline)
+        await_next_batch(pipeline)
 
         pipeline.redis.kill()
         wait_for(lambda: "Redis is unreachable" in restarts(pipeline), pipeline)
         pipeline.redis.start()
-        before = pipeline.batch()
-        wait_for(lambda: pipeline.batch() > before, pipeline)
+        await_next_batch(pipeline)
 
         pipeline.broker.kill()
         wait_for(lambda: "the broker is unreachable" in restarts(pipeline), pipeline)
         pipeline.broker.start()
+        await_next_batch(pipeline)
+
+        pipeline.kill_driver(only_python=True)
+        pipeline.redis.kill()
+        pipeline.redis.start()
+        pipeline.start_driver()
         writer.stopping.set()
         writer.join(timeout=90)
         assert not writer.is_alive()
@@ -88,6 +94,19 @@ def test_query_survives_jvm_redis_and_broker(tmp_path: Path, java_home: str) -> 
         assert "'onceflow clicks' and 'onceflow dashboard' show the counts, with" in log
 
 
+def python_that_starts_slowly_once(directory: Path) -> Path:
+    """Write a Python for Spark's workers; the first one of the source does not connect in time."""
+    python = directory / "python"
+    python.write_text(SLOW_ONCE.format(once=directory / "once", pause_s=SLOW_START_S, python=sys.executable))
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return python
+
+
+def await_next_batch(pipeline: Pipeline) -> None:
+    before = pipeline.batch()
+    wait_for(lambda: pipeline.batch() > before, pipeline)
+
+
 def check_pages(pipeline: Pipeline) -> None:
     """Read the pages whose addresses the driver has printed, and nothing else."""
     log = pipeline.log.read_text()
@@ -101,15 +120,3 @@ def check_pages(pipeline: Pipeline) -> None:
     metrics = re.search(r"metrics are at (\S+)", log)
     assert metrics is not None, log
     assert scrape(metrics[1]).value("onceflow_run_broker_up") == 1
-
-
-def test_slow_worker_is_restarted(tmp_path: Path, java_home: str) -> None:
-    python = tmp_path / "python"
-    python.write_text(SLOW_ONCE.format(once=tmp_path / "once", pause_s=SLOW_START_S, python=sys.executable))
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    with Pipeline(tmp_path, java_home, environment={"PYSPARK_PYTHON": str(python)}) as pipeline:
-        write(pipeline.broker.bootstrap, TOPIC, {0: [b'{"uid":"ada","click_count":3}'] * 5})
-        done = pipeline.drain()
-        assert done.stderr.count("a Python worker of Spark started too slowly: restart 1 of at most 20") == 1
-        verified = pipeline.verify()
-        assert (verified["events"], verified["clicks"]) == (5, 15)
