@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.compat import test_franz_go, test_kafkajs
+from tests.compat import test_franz_go, test_kafkajs, test_rskafka
 from tests.compat.conftest import CLIENT_VERSIONS
 
 ROOT = Path(__file__).parent
 PAGE = ROOT.parent / "docs" / "compatibility.md"
 
 CAPABILITIES = ("codecs", "idempotent", "transactional", "group, members come and go", "read_committed", "admin")
-GO, JAVASCRIPT = "compat/test_franz_go.py", "compat/test_kafkajs.py"
+GO, JAVASCRIPT, RUST = "compat/test_franz_go.py", "compat/test_kafkajs.py", "compat/test_rskafka.py"
 RECORDS, GROUPS, JAVA_TRANSACTIONS = (
     "compat/test_java_records.py",
     "compat/test_java_groups.py",
@@ -93,6 +93,14 @@ CLIENTS: dict[str, tuple[Cell, ...]] = {
         ("yes", f"{GO}::test_transactions"),
         ("yes", f"{GO}::test_admin"),
     ),
+    "rskafka 0.6.0": (
+        ("all", f"{RUST}::test_records"),
+        ("it has none", ""),
+        ("it has none", ""),
+        ("it has none", ""),
+        ("it has none", ""),
+        ("yes", f"{RUST}::test_offsets"),
+    ),
 }
 
 TRIED = (
@@ -104,10 +112,11 @@ TRIED = (
     "kcat 1.7.1",
     "kafkajs 2.2.4",
     "franz-go 1.22.2",
+    "rskafka 0.6.0",
 )
 """Neither a client nor its marks may be dropped: the table only grows. requirements.lock has the other versions."""
 
-HAS_NONE = {("kcat 1.7.1", "admin")}
+HAS_NONE = {("kcat 1.7.1", "admin")} | {("rskafka 0.6.0", mark) for mark in CAPABILITIES[1:5]}
 
 TOOLS = (
     "TopicCommand",
@@ -146,6 +155,7 @@ def test_nothing_that_passes_is_dropped() -> None:
 
 def test_each_client_is_run_in_its_version() -> None:
     run = {f"Java client {version}" for version in CLIENT_VERSIONS} | {f"franz-go {test_franz_go.VERSION}"}
+    run |= {f"rskafka {test_rskafka.VERSION}"}
     run |= {package.replace("@", " ") for package in test_kafkajs.PACKAGES}
     installed = {"confluent-kafka (librdkafka)", "kafka-python", "aiokafka", "kcat 1.7.1"}
     assert CLIENTS.keys() <= run | installed
