@@ -101,6 +101,9 @@ class ScramServer:
 
     A user that does not exist is refused like a wrong password, at the end (RFC 5802 leaves this open; Kafka refuses
     at once): the exchange does not show which users exist.
+
+    librdkafka before 2.6.1 repeats its own nonce before the one that the server has sent. That is accepted, as by Kafka
+    3.9: the message still belongs to this exchange.
     """
 
     def __init__(self, mechanism: Mechanism, find: Callable[[str], Credential | None]) -> None:
@@ -110,7 +113,8 @@ class ScramServer:
         self._credential: Credential | None = None
         self._is_known = False
         self.valid_until: float | None = None
-        self._name = self._header = self._client_first = self._server_first = self._nonce = ""
+        self._name = self._header = self._client_first = self._server_first = ""
+        self._client_nonce = self._nonce = ""
         self.user: str | None = None
 
     def respond(self, token: bytes) -> bytes:
@@ -122,7 +126,7 @@ class ScramServer:
         match = _CLIENT_FIRST.fullmatch(text)
         if match is None:
             raise self._refusal("the first message is malformed")
-        self._header, identity, self._client_first, name, nonce, _extensions = match.groups()
+        self._header, identity, self._client_first, name, self._client_nonce, _extensions = match.groups()
         self._name = _decoded(name)
         credential = self._find(self._name)
         self._is_known = credential is not None
@@ -132,7 +136,7 @@ class ScramServer:
             raise self._refusal(f"its credential has only {credential.iterations} iterations")
         _check_identity(_decoded(identity or ""), self._name)
         self._credential = credential
-        self._nonce = nonce + secrets.token_urlsafe(24)
+        self._nonce = self._client_nonce + secrets.token_urlsafe(24)
         salt = base64.b64encode(credential.salt).decode()
         self._server_first = f"r={self._nonce},s={salt},i={credential.iterations}"
         return self._server_first
@@ -142,7 +146,10 @@ class ScramServer:
         if match is None or self.user is not None:
             raise self._refusal("the final message is malformed")
         without_proof, channel, nonce, _extensions, proof = match.groups()
-        if nonce != self._nonce or base64.b64decode(channel) != self._header.encode():
+        if (
+            nonce not in (self._nonce, self._client_nonce + self._nonce)
+            or base64.b64decode(channel) != self._header.encode()
+        ):
             raise self._refusal("the final message belongs to another exchange")
         signed = f"{self._client_first},{self._server_first},{without_proof}".encode()
         hash_name = self._mechanism.hash_name
