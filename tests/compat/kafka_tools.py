@@ -16,7 +16,7 @@ PACKAGES = {
     "ReassignPartitionsCommand": "org.apache.kafka.tools.reassign",
 }
 
-PACKAGES_BEFORE_4 = {**PACKAGES, "AclCommand": "kafka.admin"}
+PACKAGES_BEFORE_4 = {**PACKAGES, "AclCommand": "kafka.admin", "BrokerApiVersionsCommand": "kafka.admin"}
 """Packages of tools in releases before Kafka 4."""
 
 OF_THIS_RUN = (

@@ -148,6 +148,20 @@ def test_markers_wait_for_their_leaders(brokers: Brokers) -> None:
     assert read_committed(brokers) == values
 
 
+def test_every_replica_describes_producers(replicated: Brokers) -> None:
+    """Followers too: Kafka's find-hanging asks one broker for all its replicas."""
+    create(replicated, 3)
+    producer = new_producer(replicated.bootstrap, "visitors")
+    producer.begin_transaction()
+    producer.produce(TOPIC, b"open", partition=0)
+    assert producer.flush(60) == 0
+    for broker_id in replicated.running:
+        with connected_to(replicated, broker_id) as client:
+            asked = TransactionalClient(client, "visitors")
+            await_that(lambda asked=asked: [start for *_, start in asked.open_transactions(TOPIC)] == [0])  # type: ignore[misc]
+    producer.abort_transaction(60)
+
+
 def test_open_transaction_survives_its_coordinator(replicated: Brokers) -> None:
     create(replicated)
     first = coordinator_of(replicated, "visitors")

@@ -104,7 +104,8 @@ def _marker_response(marker: Any, codes: dict[TopicPartition, ErrorCode]) -> dic
 def handle_describe_producers(node: Node, request: Request) -> None:
     """Serve one DescribeProducers request: the producers that partitions know, and their open transactions.
 
-    The response waits until the state in it is durable, regardless of flush policies.
+    A follower describes what it has copied, as in Kafka: find-hanging asks one broker for all its replicas. What a
+    leader describes is durable when the response is sent, regardless of flush policies.
     """
     body = request.decode()
     access = node.access(request)
@@ -128,12 +129,12 @@ def handle_describe_producers(node: Node, request: Request) -> None:
             append_count(buffer, len(topic.partition_indexes), flexible=True)
             is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
             for index in topic.partition_indexes:
-                partition = node.partitions.get(topic.name, index) if is_allowed else None
+                partition = node.partitions.hosted(topic.name, index) if is_allowed else None
                 missing = node.partitions.error_of_missing(topic.name, index)
                 producers = _append_described_partition(
                     buffer, topic.name, index, partition, is_allowed=is_allowed, missing=missing
                 )
-                if partition is not None and producers:
+                if partition is not None and producers and partition is node.partitions.get(topic.name, index):
                     seen.append(partition)
                 yield b"", 1 + producers
             yield bytes(buffer + NO_TAGS), 1
