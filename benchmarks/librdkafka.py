@@ -44,12 +44,14 @@ def produce(peer: Peer, topic: str, size_bytes: int, count: int, codec: str = "n
     return (count / (time.perf_counter() - started),)
 
 
-def consume(peer: Peer, topic: str, count: int, settings: Mapping[str, int] = NO_PAUSE) -> float:
+def consume(
+    peer: Peer, topic: str, count: int, settings: Mapping[str, int] = NO_PAUSE, offset: int = OFFSET_BEGINNING
+) -> float:
     """Records per second until the last record is in the program."""
     consumer = Consumer({**peer.settings, "group.id": "benchmark", "enable.auto.commit": False, **settings})
     # Or the search for the partition's leader, which librdkafka does once a second, is most of what is measured.
     consumer.list_topics(topic, 30)
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    consumer.assign([TopicPartition(topic, 0, offset)])
     seen = 0
     started = time.perf_counter()
     while seen < count:
@@ -83,7 +85,9 @@ def three_and_three(peer: Peer, topic: str, size_bytes: int, count: int) -> tupl
     return (3 * count / (time.perf_counter() - started),)
 
 
-def end_to_end(peer: Peer, topic: str, rate: int, seconds: float) -> tuple[float, float]:
+def end_to_end(
+    peer: Peer, topic: str, rate: int, seconds: float, offset: int = OFFSET_BEGINNING
+) -> tuple[float, float]:
     """Median and 99th percentile, in ms, from `produce` to the consumer's hand, at `rate` records per second."""
     count = int(rate * seconds)
     consumer = Consumer(
@@ -94,7 +98,7 @@ def end_to_end(peer: Peer, topic: str, rate: int, seconds: float) -> tuple[float
             "fetch.wait.max.ms": 500,
         }
     )
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    consumer.assign([TopicPartition(topic, 0, offset)])
     taken: list[float] = []
 
     def read() -> None:
