@@ -17,10 +17,11 @@ from onceflow.broker.cluster.watch import Seen, Watch
 from onceflow.log.clock import SystemClock
 from onceflow.testing import Broker, ManualClock
 from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
 from onceflow.zookeeper.kazoo_session import ZooKeeper
 from tests.broker.cluster.conftest import NewBroker, Tree
 from tests.broker.cluster.zookeeper_process import Link
-from tests.broker.raw_client import batch_of, connected
+from tests.broker.raw_client import batch_of, connected, milliseconds
 
 
 def topic_node(replicas: Sequence[Sequence[int]], topic_id: str = "") -> str:
@@ -72,6 +73,31 @@ def test_topic_without_an_id_gets_one(new_broker: NewBroker, tree: Tree, tmp_pat
     tree.write("/brokers/topics/clicks", '{"version":3,"partitions":{"0":[1]}}')
     with new_broker(tmp_path / "data") as broker:
         assert is_served(broker, "clicks")
+
+
+KAFKAS_STATE_TOPIC = {
+    "compression.type": "uncompressed",
+    "cleanup.policy": "compact",
+    "min.insync.replicas": "1",
+    "segment.bytes": "104857600",
+    "unclean.leader.election.enable": "false",
+}
+"""Configuration of `__transaction_state` that Apache Kafka writes (TransactionStateManager.transactionTopicConfigs)."""
+
+
+def test_kafkas_state_topic_is_served(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
+    """Its type of compression is that of our coordinator, while it runs and at its start."""
+
+    def has_coordinator(broker: Broker) -> bool:
+        with connected(broker.bootstrap_servers) as client:
+            fields = {"transactional_id": "ada", "transaction_timeout": milliseconds(60_000)}
+            return client.ask(apis.INIT_PRODUCER_ID, 1, **fields).error_code == ErrorCode.none
+
+    with new_broker(tmp_path / "data") as broker:
+        create(tree, "__transaction_state", [1], configs=KAFKAS_STATE_TOPIC)
+        tree.await_that(lambda: has_coordinator(broker))
+    with new_broker(tmp_path / "data") as broker:
+        tree.await_that(lambda: has_coordinator(broker))
 
 
 def test_added_partition_is_served(new_broker: NewBroker, tree: Tree) -> None:

@@ -15,13 +15,16 @@ from onceflow.broker.topics.records import (
     PartitionRecord,
     TopicRecord,
 )
-from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, Topics, is_legal_name
+from onceflow.broker.topics.topics import CLUSTER_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Topics, is_legal_name
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.zookeeper.nodes import DamagedNode, TopicNode, damaged, decode, topic_path
 from onceflow.zookeeper.session import Session, StoredNode
 
 logger = logging.getLogger(__name__)
+
+COMPRESSION = "compression.type"
+AS_PRODUCED, UNCOMPRESSED = "producer", "uncompressed"
 
 
 class TopicReplaced(OnceflowError):
@@ -131,11 +134,14 @@ def _configs(name: str, stored: StoredNode | None) -> Mapping[str, str] | None:
 
 
 def _normalized(topic: StoredTopic) -> Mapping[str, str]:
-    configs = topic.configs or {}
+    configs = dict(topic.configs or {})
+    if topic.name == TRANSACTION_STATE_TOPIC and configs.get(COMPRESSION) == UNCOMPRESSED:
+        # Kafka's own. Only coordinators write to it, and here without compression too.
+        configs[COMPRESSION] = AS_PRODUCED
     try:
         return normalized(configs)
     except InvalidConfig as error:
-        raise damaged(nodes.config_path(topic.name), str(dict(configs)).encode(), str(error)) from error
+        raise damaged(nodes.config_path(topic.name), str(configs).encode(), str(error)) from error
 
 
 def records_of(topic: StoredTopic) -> Iterator[MetadataRecord]:
