@@ -100,6 +100,18 @@ def test_kafkas_state_topic_is_served(new_broker: NewBroker, tree: Tree, tmp_pat
         tree.await_that(lambda: has_coordinator(broker))
 
 
+def test_controller_resigns_after_a_conflict(new_broker: NewBroker, tree: Tree) -> None:
+    """A controller that cannot create a topic, since its node exists, resigns and is elected again."""
+    with new_broker() as broker, connected(broker.bootstrap_servers) as client:
+        create(tree, "visits", configs={"compression.type": "gzip"})
+        topic = {"name": "visits", "num_partitions": 1, "replication_factor": 1, "assignments": (), "configs": ()}
+        fields = {"topics": [topic], "timeout": milliseconds(30_000), "validate_only": False}
+        assert client.ask(apis.CREATE_TOPICS, 4, **fields).topics[0].error_code == ErrorCode.not_controller
+        tree.await_that(lambda: tree.controller() == 1 and tree.text("/controller_epoch") == "2")
+        create(tree, "clicks")
+        tree.await_that(lambda: is_served(broker, "clicks"))
+
+
 def test_added_partition_is_served(new_broker: NewBroker, tree: Tree) -> None:
     with new_broker() as broker:
         broker.create_topic("visits")

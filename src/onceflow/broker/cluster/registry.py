@@ -5,6 +5,8 @@ Every write of a controller is applied together with a check of `/controller_epo
 
 A write whose outcome is unknown is repeated until it is applied. That it failed because its nodes exist, or do not,
 then means that the first attempt was applied: no other broker writes during a term, and a write is applied as a whole.
+If the first attempt fails like this, another program has written: the controller resigns, and the next one, which may
+be this broker again, reads everything.
 A new session continues the term in the next epoch. If another controller was elected between them, the topics that this
 broker knows may not be those in ZooKeeper: it deletes `/controller` again and resigns. A broker that is not the
 controller is elected by `elect`, which fails while there is one.
@@ -305,9 +307,7 @@ class Registry:
                 if conflict.position == 0:
                     raise self._deposed() from conflict
                 if not is_repeated:
-                    raise Superseded(
-                        f"ZooKeeper was changed by another program: {conflict}; {Remedy.START_BROKER_AGAIN}"
-                    ) from conflict
+                    raise self._contradicted(conflict) from conflict
 
         self._repeat(attempt)
 
@@ -320,6 +320,12 @@ class Registry:
         """End the term, after `/controller_epoch` was changed by the next controller."""
         epoch, self._term = self.term.epoch, None
         return Deposed(f"this broker is not the controller of epoch {epoch} any more")
+
+    def _contradicted(self, conflict: Conflict) -> Deposed:
+        """End the term in which another program has changed what this controller writes."""
+        self._leave_office(self.term)
+        self._term = None
+        return Deposed(f"ZooKeeper was changed by another program: {conflict}")
 
     def write_unless_changed(self, write: Write) -> bool:
         """Apply the operations as the controller; return whether the nodes were as expected. Raises as `write`."""
