@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import trustme
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from onceflow.client.addresses import Address
 
@@ -24,9 +25,9 @@ class Authority:
         self.trusted = directory / "trusted.pem"
         self._authority.cert_pem.write_to_path(str(self.trusted))
 
-    def issue(self, name: str, **fields: Any) -> Path:
+    def issue(self, name: str, *, file: str = "", **fields: Any) -> Path:
         """Issue a certificate for a host or a user; return the file with its key. `fields` are trustme's."""
-        path = self._directory / f"{name}.pem"
+        path = self._directory / f"{file or name}.pem"
         path.touch(0o600)
         self._authority.issue_cert(name, **fields).private_key_and_cert_chain_pem.write_to_path(str(path))
         return path
@@ -46,6 +47,16 @@ class Authority:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(self.trusted)
         return context
+
+
+def java_key(store: Path) -> Path:
+    """Return the file with its key as PKCS#8, the only form that Java reads."""
+    key, begin, chain = store.read_text().partition("-----BEGIN CERTIFICATE-----")
+    loaded = load_pem_private_key(key.encode(), None)
+    java = store.with_suffix(".java.pem")
+    java.touch(0o600)
+    java.write_text(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode() + begin + chain)
+    return java
 
 
 class TlsListener:

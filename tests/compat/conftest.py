@@ -10,7 +10,10 @@ import pytest
 
 from benchmarks import kafka
 from onceflow.testing import BrokerProcess
-from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
+from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars, secured_zookeeper
+from tests.client.tls import Authority
+from tests.compat.broker_certificates import Certificates, issue
 from tests.compat.java_programs import JavaPrograms
 from tests.compat.kafka_tools import KafkaTools, Peers
 
@@ -87,13 +90,45 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
-    """Start a ZooKeeper."""
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def certificates(authority: Authority) -> Certificates:
+    return issue(authority)
+
+
+def zookeeper_jars() -> Path:
+    """Return the jars of ZooKeeper; skip the test if it cannot be run."""
     tool("java", "apt install default-jdk-headless")
     classpath = jars()
     if classpath is None:
         pytest.skip("no jars of ZooKeeper: install Maven (apt install maven) and let it reach Maven Central")
+    return classpath
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
+    """Start a ZooKeeper."""
     directory = tmp_path / "zookeeper"
     directory.mkdir()
-    with ZooKeeperProcess(directory, classpath) as running:
+    with ZooKeeperProcess(directory, zookeeper_jars()) as running:
         yield running
+
+
+@pytest.fixture
+def secured_address(authority: Authority, tmp_path: Path) -> Iterator[str]:
+    """Start a ZooKeeper with TLS."""
+    directory = tmp_path / "secured-zookeeper"
+    directory.mkdir()
+    with secured_zookeeper(directory, zookeeper_jars(), authority) as address:
+        yield address
+
+
+@pytest.fixture
+def secured_tree(secured_address: str, certificates: Certificates) -> Iterator[Tree]:
+    """The nodes below a chroot in a ZooKeeper with TLS, for a client with the brokers' certificate."""
+    opened = Tree(secured_address, "/secured", **certificates.kazoo)
+    yield opened
+    opened.close()

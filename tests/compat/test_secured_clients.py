@@ -10,11 +10,10 @@ import pytest
 from onceflow.broker.config import Endpoint, SecurityConfig
 from tests.broker.driven_broker import InnerBroker
 from tests.broker.security.tokens import new_key, public, sign, write_keys
-from tests.client.tls import Authority
+from tests.client.tls import Authority, java_key
 from tests.compat.conftest import CLIENT_VERSIONS, kafka_jars, tool
 from tests.compat.java_programs import environment
 from tests.compat.kafka_tools import PACKAGES
-from tests.compat.test_security import java_key
 
 HOST = "127.0.0.1"
 PASSWORD = "correct horse"

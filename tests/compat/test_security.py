@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from pyspark.sql import SparkSession
 
 from benchmarks import kafka
@@ -19,7 +18,7 @@ from onceflow.client.security import read_security
 from onceflow.spark.kafka_sink import kafka_sink
 from onceflow.spark.reader.options import read_options
 from onceflow.spark.source import BatchReader
-from tests.client.tls import Authority
+from tests.client.tls import Authority, java_key
 from tests.compat.conftest import kafka_jars, tool
 from tests.conftest import RedisProcess
 from tests.spark.test_kafka_sink import planned
@@ -68,17 +67,6 @@ def guarded(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
 
 def quoted(password: str = PASSWORD) -> str:
     return password.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def java_key(store: Path) -> Path:
-    """Return the file with its key as PKCS#8, the only form that Java reads."""
-    text = store.read_text()
-    key, begin, chain = text.partition("-----BEGIN CERTIFICATE-----")
-    loaded = load_pem_private_key(key.encode(), None)
-    java = store.with_suffix(".java.pem")
-    java.touch(0o600)
-    java.write_text(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode() + begin + chain)
-    return java
 
 
 def read_through(running: kafka.KafkaProcess, protocol: str, topic: str = "guarded", **settings: str) -> list[bytes]:

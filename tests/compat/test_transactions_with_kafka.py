@@ -1,6 +1,6 @@
 """Apache Kafka 3.9 and Onceflow's broker in one cluster: each coordinates transactions over partitions of both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tests.compat.conftest import kafka_jars
 from tests.compat.test_replicas_of_kafka import KafkaReplica
 from tests.compat.test_zookeeper_nodes import VERSION
 
+TRANSACTIONAL_IDS = ("ann", "anna", "annie")
+"""The first two are in different partitions of two, and all in those of three."""
 LEADERS = {"led-by-onceflow": 1, "led-by-kafka": 2}
 STATE = {
     "transaction.state.log.num.partitions": 2,
@@ -52,6 +54,31 @@ def transact(producer: Producer, text: str, *, commit: bool) -> None:
         producer.abort_transaction(60)
 
 
+def check_transactions(tree: Tree, bootstraps: Mapping[int, str]) -> None:
+    """Commit and abort transactions over partitions of two brokers, with each broker as the coordinator.
+
+    The partitions of the coordinators' topic are as many as the brokers.
+    """
+    admin = AdminClient({"bootstrap.servers": ",".join(bootstraps.values())})
+    topics = [NewTopic(name, 1, replica_assignment=[[leader]]) for name, leader in LEADERS.items()]
+    for created in admin.create_topics(topics).values():
+        created.result(60)
+    expected: list[bytes] = []
+    coordinators: set[int] = set()
+    for transactional_id in TRANSACTIONAL_IDS[: len(bootstraps)]:
+        producer = Producer({"bootstrap.servers": ",".join(bootstraps.values()), "transactional.id": transactional_id})
+        producer.init_transactions(60)
+        index = partition_of(transactional_id, len(bootstraps))
+        coordinators.add(tree.json(f"/brokers/topics/{TRANSACTION_STATE_TOPIC}/partitions/{index}/state")["leader"])
+        for commit in (True, False, True):
+            transact(producer, transactional_id, commit=commit)
+        expected += [f"{transactional_id} True".encode()] * 2
+        for topic, leader in LEADERS.items():
+            condition: Callable[[], bool] = partial(are_committed, bootstraps[leader], topic, expected)
+            tree.await_that(condition)
+    assert coordinators == bootstraps.keys()
+
+
 def are_committed(bootstrap: str, topic: str, expected: list[bytes]) -> bool:
     with connected(bootstrap) as client:
         has_open = bool(TransactionalClient(client, "").open_transactions(topic))
@@ -66,23 +93,4 @@ def test_brokers_coordinate_for_each_other(tree: Tree, tmp_path: Path) -> None:
         KafkaCoordinator(tmp_path / "kafka", kafka_jars(VERSION), tree.connect) as kafka,
     ):
         bootstraps = {1: broker.bootstrap_servers, 2: kafka.bootstrap}
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-        topics = [NewTopic(name, 1, replica_assignment=[[leader]]) for name, leader in LEADERS.items()]
-        for created in admin.create_topics(topics).values():
-            created.result(60)
-        expected: list[bytes] = []
-        coordinators: set[int] = set()
-        for transactional_id in ("ann", "anna"):
-            producer = Producer(
-                {"bootstrap.servers": ",".join(bootstraps.values()), "transactional.id": transactional_id}
-            )
-            producer.init_transactions(60)
-            index = partition_of(transactional_id, 2)
-            coordinators.add(tree.json(f"/brokers/topics/{TRANSACTION_STATE_TOPIC}/partitions/{index}/state")["leader"])
-            for commit in (True, False, True):
-                transact(producer, transactional_id, commit=commit)
-            expected += [f"{transactional_id} True".encode()] * 2
-            for topic, leader in LEADERS.items():
-                condition: Callable[[], bool] = partial(are_committed, bootstraps[leader], topic, expected)
-                tree.await_that(condition)
-        assert coordinators == {1, 2}
+        check_transactions(tree, bootstraps)

@@ -2,8 +2,12 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_acl
 
 from benchmarks import kafka
 from onceflow import services
@@ -29,13 +33,14 @@ from tests.broker.raw_client import RawClient, connected, milliseconds
 from tests.broker.security.test_quotas import alter as alter_quotas
 from tests.broker.security.test_sasl import alter as alter_users
 from tests.broker.security.test_sasl import upsertion
+from tests.compat.broker_certificates import PRINCIPAL, Certificates
 from tests.compat.conftest import kafka_jars
 from tests.conformance.guarded import creation, describing
 
 VERSION = "3.9.1"
 PROPERTIES = """\
 broker.id=1
-listeners=PLAINTEXT://127.0.0.1:{port}
+listeners={listeners}
 zookeeper.connect={connect}
 log.dirs={directory}
 offsets.topic.num.partitions=1
@@ -44,8 +49,8 @@ authorizer.class.name={authorizer}
 super.users=User:ANONYMOUS
 """
 
-Nodes = dict[str, tuple[bool, Any]]
-"""Path → whether it is ephemeral, and its value."""
+Nodes = dict[str, tuple[bool, Any, list[Any]]]
+"""Path → whether it is ephemeral, its value and its ACL."""
 
 
 class KafkaOnZooKeeper(kafka.KafkaProcess):
@@ -53,15 +58,30 @@ class KafkaOnZooKeeper(kafka.KafkaProcess):
 
     properties = PROPERTIES
 
-    def __init__(self, directory: Path, classpath: Path, connect: str) -> None:
-        super().__init__(directory, classpath)
+    def __init__(
+        self,
+        directory: Path,
+        classpath: Path,
+        connect: str,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        *,
+        listeners: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Configure a broker: `listeners` are further ports by the listener's name."""
+        super().__init__(directory, classpath, settings, listeners=listeners)
         self._connect = connect
 
     def format(self) -> None:
-        self.directory.mkdir()
-        data = self.directory / "data"
-        text = self.properties.format(port=self.port, connect=self._connect, directory=data, authorizer=ACL_AUTHORIZER)
-        self._properties.write_text(text)
+        self.directory.mkdir(parents=True)
+        text = self.properties.format(
+            listeners=",".join(f"{name}://127.0.0.1:{port}" for name, port in self.listeners.items()),
+            connect=self._connect,
+            directory=self.directory / "data",
+            authorizer=ACL_AUTHORIZER,
+        )
+        # Of two values for a name, the later one counts.
+        more = [f"{name}={value}\n".replace("\\", "\\\\") for name, value in self.settings.items()]
+        self._properties.write_text(text + "".join(more))
 
 
 def act(bootstrap: str, tree: Tree) -> None:
@@ -119,7 +139,8 @@ def nodes_of(tree: Tree, port: int) -> Nodes:
     while paths:
         path = paths.pop()
         value, stat = tree.client.get(tree.chroot + path)
-        nodes[path or "/"] = (stat.ephemeralOwner != 0, comparable((value or b"").decode(), port))
+        acl = sorted(tree.client.get_acls(tree.chroot + path)[0])
+        nodes[path or "/"] = (stat.ephemeralOwner != 0, comparable((value or b"").decode(), port), acl)
         paths += [f"{path}/{name}" for name in tree.children(path) if not name.startswith("__")]
     return nodes
 
@@ -134,22 +155,44 @@ def comparable(text: str, port: int) -> Any:
     return json.loads(text) if text.startswith("{") else text
 
 
+def compare(theirs: Tree, ours: Tree, directory: Path, more: Mapping[str, str] = MappingProxyType({})) -> Nodes:
+    """Return the nodes after the acts, which are the same on both brokers."""
+    with KafkaOnZooKeeper(directory / "kafka", kafka_jars(VERSION), theirs.connect, more) as running:
+        act(running.bootstrap, theirs)
+        expected = nodes_of(theirs, running.port)
+    settings = {
+        "zookeeper.connect": ours.connect,
+        "authorizer.class.name": ACL_AUTHORIZER,
+        "super.users": "User:ANONYMOUS",
+        **more,
+    }
+    with Broker(settings=settings, port=services.free_port()) as broker:
+        act(broker.bootstrap_servers, ours)
+        shown = nodes_of(ours, int(broker.bootstrap_servers.rpartition(":")[2]))
+    assert shown == expected
+    return shown
+
+
 def test_nodes_are_those_of_kafka(zookeeper: ZooKeeperProcess, tmp_path: Path) -> None:
     trees = [Tree(zookeeper.address, chroot) for chroot in ("/theirs", "/ours")]
-    theirs, ours = trees
     try:
-        with KafkaOnZooKeeper(tmp_path / "kafka", kafka_jars(VERSION), theirs.connect) as running:
-            act(running.bootstrap, theirs)
-            expected = nodes_of(theirs, running.port)
-        settings = {
-            "zookeeper.connect": ours.connect,
-            "authorizer.class.name": ACL_AUTHORIZER,
-            "super.users": "User:ANONYMOUS",
-        }
-        with Broker(settings=settings, port=services.free_port()) as broker:
-            act(broker.bootstrap_servers, ours)
-            shown = nodes_of(ours, int(broker.bootstrap_servers.rpartition(":")[2]))
+        nodes = compare(trees[0], trees[1], tmp_path)
     finally:
         for tree in trees:
             tree.close()
-    assert shown == expected
+    assert all(acl == OPEN_ACL_UNSAFE for _is_ephemeral, _value, acl in nodes.values())
+
+
+def test_secured_nodes_are_those_of_kafka(secured_address: str, certificates: Certificates, tmp_path: Path) -> None:
+    """Compare the ACLs that zookeeper.set.acl gives the nodes."""
+    trees = [Tree(secured_address, chroot, **certificates.kazoo) for chroot in ("/theirs", "/ours")]
+    try:
+        nodes = compare(trees[0], trees[1], tmp_path, {**certificates.zookeeper_settings, "zookeeper.set.acl": "true"})
+    finally:
+        for tree in trees:
+            tree.close()
+    acls = {path: acl for path, (_is_ephemeral, _value, acl) in nodes.items()}
+    assert acls["/consumers"] == OPEN_ACL_UNSAFE
+    owner = make_acl("x509", PRINCIPAL.removeprefix("User:"), all=True)
+    assert acls["/config/users/ben/clients/app"] == [owner]
+    assert set(acls["/kafka-acl/Topic/visits"]) == {owner, *READ_ACL_UNSAFE}

@@ -40,10 +40,11 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperPro
 class Tree:
     """The nodes below the chroot of a test, for a client of its own."""
 
-    def __init__(self, address: str, chroot: str) -> None:
+    def __init__(self, address: str, chroot: str, **settings: Any) -> None:
+        """Connect with further settings of KazooClient."""
         self.connect = f"{address}{chroot}"
         self.chroot = chroot
-        self.client: Any = KazooClient(address, timeout=60)
+        self.client: Any = KazooClient(address, timeout=60, **settings)
         self.client.start()
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ from onceflow.broker.node import Node
 from onceflow.broker.security.client_quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER
 from onceflow.broker.settings.authorization import ACL_AUTHORIZER
 from onceflow.testing import Broker
-from onceflow.wire import apis
+from onceflow.wire import apis, fetch
 from onceflow.wire.acls import AclBinding, AclOperation, AclPattern, AclPermission, PatternType, ResourceType
 from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Brokers, NewBroker, Tree
 from tests.broker.cluster.zookeeper_process import Link
-from tests.broker.raw_client import RawClient, batch_of, connected
+from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected, fetch_request
 from tests.broker.security.test_quotas import alter as alter_quotas
 from tests.broker.security.test_sasl import alter as alter_users
 from tests.broker.security.test_sasl import upsertion
@@ -237,12 +237,8 @@ def test_a_new_session_reads_everything(new_broker: NewBroker, tree: Tree, link:
         assert not node_of(broker).credentials.by_key
 
 
-def test_strangers_may_not_send_brokers_requests(pair: Brokers) -> None:
-    """Each needs ClusterAction, which the other broker and the controller have."""
-    with connected(pair.running[1].bootstrap_servers) as client:
-        cluster = (AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster", LITERAL, AclPermission.ALLOW)
-        entries = [creation(cluster, "127.0.0.1"), creation(cluster, STRANGER, "User:ada")]
-        assert [result.error_code for result in client.ask(apis.CREATE_ACLS, 3, creations=entries).results] == [0, 0]
+def check_refusals(stranger: RawClient) -> None:
+    """Send every request of a broker to another one; none is allowed."""
     controller = {"controller_id": 1, "controller_epoch": 1, "broker_epoch": -1}
     requests: dict[tuple[int, int], dict[str, Any]] = {
         (apis.LEADER_AND_ISR, 7): {**controller, "type": 0, "topic_states": [], "live_leaders": []},
@@ -251,13 +247,27 @@ def test_strangers_may_not_send_brokers_requests(pair: Brokers) -> None:
         (apis.ALTER_PARTITION, 3): {"broker_id": 2, "broker_epoch": -1, "topics": []},
         (apis.CONTROLLED_SHUTDOWN, 3): {"broker_id": 2, "broker_epoch": -1},
         (apis.ALLOCATE_PRODUCER_IDS, 0): {"broker_id": 2, "broker_epoch": -1},
+        (apis.ADD_PARTITIONS_TO_TXN, 4): {"transactions": []},
     }
-    assert {api_key for api_key, _version in requests} == apis.INTER_BROKER_APIS.keys()
+    assert {api_key for api_key, _version in requests} >= apis.INTER_BROKER_APIS.keys()
+    for (api_key, version), fields in requests.items():
+        refused = stranger.ask(api_key, version, **fields)
+        assert refused.error_code == ErrorCode.cluster_authorization_failed, api_key
+    following = fetch_request([("visits", 0, 0)])._replace(replica_id=2)
+    stranger.socket.sendall(fetch.encode_request(FETCH_VERSION, 0, "stranger", following))
+    (fetched,) = stranger.receive_fetched()
+    assert fetched.error_code == ErrorCode.topic_authorization_failed
+
+
+def test_strangers_may_not_send_brokers_requests(pair: Brokers) -> None:
+    """Each needs ClusterAction, which the other broker and the controller have."""
+    with connected(pair.running[1].bootstrap_servers) as client:
+        cluster = (AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster", LITERAL, AclPermission.ALLOW)
+        entries = [creation(cluster, "127.0.0.1"), creation(cluster, STRANGER, "User:ada")]
+        assert [result.error_code for result in client.ask(apis.CREATE_ACLS, 3, creations=entries).results] == [0, 0]
     stranger = RawClient(pair.running[1].bootstrap_servers, source=STRANGER)
     try:
-        for (api_key, version), fields in requests.items():
-            refused = stranger.ask(api_key, version, **fields)
-            assert refused.error_code == ErrorCode.cluster_authorization_failed, api_key
+        check_refusals(stranger)
     finally:
         stranger.close()
     pair.create("visits", 2, 2)

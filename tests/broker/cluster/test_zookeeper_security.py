@@ -1,7 +1,6 @@
 """A ZooKeeper with TLS: digest, ACLs on the nodes, and what a start refuses."""
 
 import gc
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl
 
-from onceflow import services
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.sources import Source, resolve
 from onceflow.cli import onceflow
@@ -21,7 +19,7 @@ from onceflow.wire import apis
 from onceflow.zookeeper.kazoo_session import ZooKeeperRefused, ZooKeeperUnavailable
 from onceflow.zookeeper.security import InvalidZooKeeperTls
 from tests.broker.cluster.configured_broker import ConfiguredBroker
-from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars, secured_zookeeper
 from tests.broker.raw_client import connected
 from tests.broker.security.test_sasl import alter as alter_users
 from tests.broker.security.test_sasl import upsertion
@@ -29,16 +27,6 @@ from tests.cli.kafka.test_credentials import listed, run
 from tests.clicks.counted import write
 from tests.client.tls import Authority
 
-CONFIG = """\
-serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
-secureClientPort={port}
-secureClientPortAddress=127.0.0.1
-ssl.keyStore.location={key}
-ssl.keyStore.type=PEM
-ssl.trustStore.location={trusted}
-ssl.trustStore.type=PEM
-ssl.clientAuth=want
-"""
 DIGEST = "broker:hush:hush"
 Settings = dict[str, str]
 
@@ -55,16 +43,8 @@ def secured(
     """The address of the secure port. `zookeeper` is there if Java and the jars are."""
     classpath = jars()
     assert classpath is not None and zookeeper.port
-    directory, port = tmp_path_factory.mktemp("secured"), services.free_port()
-    issued, key = authority.issue("127.0.0.1"), directory / "key.pem"
-    # ZooKeeper reads keys in PKCS #8 only.
-    convert = ["openssl", "pkcs8", "-topk8", "-nocrypt", "-in", str(issued)]
-    converted = subprocess.run(convert, capture_output=True, check=True).stdout
-    _key, begin, certificates = issued.read_bytes().partition(b"-----BEGIN CERTIFICATE")
-    key.write_bytes(converted + begin + certificates)
-    more = CONFIG.format(port=port, key=key, trusted=authority.trusted)
-    with ZooKeeperProcess(directory, classpath, more):
-        yield f"127.0.0.1:{port}"
+    with secured_zookeeper(tmp_path_factory.mktemp("secured"), classpath, authority) as address:
+        yield address
 
 
 def settings_of(secured: str, authority: Authority, **more: str) -> Settings:

@@ -4,12 +4,15 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from benchmarks import maven
 from onceflow import services
+from tests.client.tls import Authority, java_key
 
 VERSION = "3.8.4"
 """The version that Apache Kafka 3.9 comes with."""
@@ -22,6 +25,16 @@ clientPort={port}
 clientPortAddress=127.0.0.1
 maxClientCnxns=0
 admin.enableServer=false
+"""
+SECURED = """\
+serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
+secureClientPort={port}
+secureClientPortAddress=127.0.0.1
+ssl.keyStore.location={key}
+ssl.keyStore.type=PEM
+ssl.trustStore.location={trusted}
+ssl.trustStore.type=PEM
+ssl.clientAuth=want
 """
 LOGGING = """\
 <configuration>
@@ -82,6 +95,14 @@ class ZooKeeperProcess:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+
+@contextmanager
+def secured_zookeeper(directory: Path, classpath: Path, authority: Authority) -> Iterator[str]:
+    """Run a ZooKeeper; yield the address of its secure port. A client may have a certificate."""
+    port, key = services.free_port(), java_key(authority.issue("127.0.0.1"))
+    with ZooKeeperProcess(directory, classpath, SECURED.format(port=port, key=key, trusted=authority.trusted)):
+        yield f"127.0.0.1:{port}"
 
 
 class Link:
