@@ -67,7 +67,7 @@ USAGE = [
     "client/classic/encoders",
     "client/classic/partitioners",
     "client/classic/producer",
-    "client/classic/settings",
+    "client/settings",
     "client/classic/zookeeper_group",
     "redis/address",
     "spark/avro",

@@ -58,7 +58,7 @@ INSIDE = {
 Modules of `cli` without a layer are shared.
 """
 
-EVERYWHERE = {"errors", "private_files", "remedies"}
+EVERYWHERE = {"errors", "private_files", "properties", "remedies"}
 COLUMNS = (["wire", "columns"], ["wire", "column_batches"])
 HEAVY = {"numpy", "kio", "redis", "pyarrow"}
 """Libraries that modules for other people's programs (testing, pyspark_onceflow) do not load by themselves."""

@@ -54,8 +54,8 @@ def use(path: Path | None) -> None:
 
 def read(path: Path, others: Sequence[str] = ()) -> dict[str, str]:
     """Return a file's settings: Kafka's TLS and SASL settings, and those in `others`. Raises click.UsageError."""
-    from onceflow.broker.settings.properties import parse_properties
     from onceflow.client import security
+    from onceflow.properties import parse_properties
 
     try:
         given = parse_properties(path.read_text(encoding="utf-8"))

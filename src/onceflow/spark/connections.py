@@ -3,14 +3,14 @@
 import atexit
 
 from onceflow.client.cluster import Cluster
+from onceflow.client.registry.settings import SessionSettings
 from onceflow.client.security import PLAINTEXT, Security
-from onceflow.errors import missing_package
 from onceflow.zookeeper.session import Session
 
 TIMEOUT_MS = 30_000
 
 _clusters: dict[tuple[str, Security, int], Cluster] = {}
-_sessions: dict[str, Session] = {}
+_sessions: dict[SessionSettings, Session] = {}
 
 
 def connect(
@@ -33,19 +33,12 @@ def connect(
     return cluster
 
 
-def connect_zookeeper(connect: str, *, timeout_ms: int) -> Session:
+def connect_zookeeper(settings: SessionSettings) -> Session:
     """Return this process's session with ZooKeeper, closed at exit. Raises ZooKeeperUnavailable, ZooKeeperRefused."""
-    session = _sessions.get(connect)
+    session = _sessions.get(settings)
     if session is None:
-        try:
-            from onceflow.zookeeper.kazoo_session import ZooKeeper
-        except ModuleNotFoundError as error:
-            if error.name != "kazoo":
-                raise
-            message = missing_package("option zookeeperConnect", "kazoo", "cluster")
-            raise ModuleNotFoundError(message, name="kazoo") from error
-        session = ZooKeeper(connect, session_timeout_ms=timeout_ms, connection_timeout_ms=timeout_ms)
+        session = settings.new_session()
         session.open()
-        _sessions[connect] = session
+        _sessions[settings] = session
         atexit.register(session.close)
     return session

@@ -11,8 +11,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceflow import services
-from onceflow.broker.settings.properties import parse_properties
 from onceflow.cli import onceflow
+from onceflow.properties import parse_properties
 from onceflow.remedies import Remedy
 from tests import remedies
 from tests.broker.cluster.configured_broker import ConfiguredBroker

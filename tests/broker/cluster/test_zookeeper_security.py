@@ -14,7 +14,12 @@ from kazoo.security import make_digest_acl
 from onceflow.broker.settings.kinds import SettingRefused
 from onceflow.broker.settings.sources import Source, resolve
 from onceflow.cli import onceflow
+from onceflow.client.errors import ClientError
 from onceflow.private_files import MODE
+from onceflow.spark import connections
+from onceflow.spark.errors import WrongOption
+from onceflow.spark.reader.options import read_options
+from onceflow.spark.reader.stream import StreamReader
 from onceflow.wire import apis
 from onceflow.zookeeper.kazoo_session import ZooKeeperRefused, ZooKeeperUnavailable
 from onceflow.zookeeper.security import InvalidZooKeeperTls
@@ -28,6 +33,8 @@ from tests.clicks.counted import write
 from tests.client.tls import Authority
 
 DIGEST = "broker:hush:hush"
+OF_CLIENTS = ("zookeeper.ssl.", "zookeeper.digest", "zookeeper.connection.")
+"""Beginnings of the settings that a client has too."""
 Settings = dict[str, str]
 
 
@@ -93,9 +100,7 @@ def test_only_the_brokers_change_nodes(
 def test_a_first_user_is_secret(secured: str, authority: Authority, tmp_path: Path) -> None:
     """It is stored with the security of a broker's settings, as by a broker."""
     settings = settings_of(secured, authority, zookeeper_connect=f"{secured}/fresh", log_dirs="data")
-    file = tmp_path / "server.properties"
-    file.touch(0o600)
-    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    file = properties(tmp_path / "server.properties", settings)
     place = ("--zookeeper", f"{secured}/fresh", "--zookeeper-config", str(file))
     assert run("add", "ada", *place, "--password-file", "-", given="x\n").exit_code == 0
     assert [user for user, _mechanism, _iterations in listed(*place)] == ["ada", "ada"]
@@ -111,11 +116,8 @@ def test_a_first_user_is_secret(secured: str, authority: Authority, tmp_path: Pa
 
 def test_consumers_use_tls_and_digest(secured: str, authority: Authority, tmp_path: Path) -> None:
     """Only the user of the digest may write below /consumers."""
-    file = tmp_path / "consumer.properties"
-    file.touch(0o600)
-    of_both = ("zookeeper.ssl.", "zookeeper.digest", "zookeeper.connection.")
-    given = {name: text for name, text in settings_of(secured, authority).items() if name.startswith(of_both)}
-    file.write_text("".join(f"{name}={text}\n" for name, text in given.items()))
+    given = {name: text for name, text in settings_of(secured, authority).items() if name.startswith(OF_CLIENTS)}
+    file = properties(tmp_path / "consumer.properties", given)
     place = ("--zookeeper", f"{secured}/kafka", "--zookeeper-config", str(file))
     admin: Any = KazooClient(secured, use_ssl=True, ca=str(authority.trusted), timeout=20)
     with ConfiguredBroker(tmp_path / "data", settings_of(secured, authority)) as broker:
@@ -131,6 +133,73 @@ def test_consumers_use_tls_and_digest(secured: str, authority: Authority, tmp_pa
         finally:
             admin.stop()
             admin.close()
+
+
+@pytest.fixture
+def _sessions_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the sessions that the source keeps for its process."""
+    sessions: dict[Any, Any] = {}
+    monkeypatch.setattr(connections, "_sessions", sessions)
+    yield
+    for session in sessions.values():
+        session.close()
+
+
+@pytest.mark.usefixtures("_sessions_end")
+def test_spark_source_uses_tls_and_digest(secured: str, authority: Authority, tmp_path: Path) -> None:
+    """It commits below a node that only the user of the digest may change, and reads what only that user may read."""
+    settings = settings_of(secured, authority, zookeeper_connect=f"{secured}/spark")
+    given = {name: text for name, text in settings.items() if name.startswith(OF_CLIENTS)}
+    file = properties(tmp_path / "spark.properties", given)
+    admin: Any = KazooClient(secured, use_ssl=True, ca=str(authority.trusted), timeout=20)
+    with ConfiguredBroker(tmp_path / "data", settings) as broker:
+        write(broker.bootstrap, "orders", {0: [b"a", b"b", b"c"]}, partitions=1)
+        options = {
+            "kafka.bootstrap.servers": broker.bootstrap,
+            "subscribe": "orders",
+            "startingOffsets": "committed",
+            "startingOffsetsIfNoneCommitted": "earliest",
+            "zookeeperConnect": f"{secured}/spark",
+            "zookeeperConfig": str(file),
+        }
+        admin.start(20)
+        try:
+            admin.add_auth("digest", DIGEST)
+            owner = [make_digest_acl(*DIGEST.split(":", 1), all=True)]
+            admin.create("/spark/consumers/new", acl=owner)
+            assert batch_of_query({**options, "groupId": "new"}) == [b"a", b"b", b"c"]
+            assert admin.get("/spark/consumers/new/offsets/orders/0")[0] == b"3"
+            admin.create("/spark/consumers/old/offsets/orders/0", b"1", acl=owner, makepath=True)
+            assert batch_of_query({**options, "groupId": "old"}) == [b"b", b"c"]
+            del given["zookeeper.digest"]
+            properties(file, given)
+            with pytest.raises(ClientError, match=r"of group old in ZooKeeper are not available: .* do not allow"):
+                batch_of_query({**options, "groupId": "old"})
+            given["zookeeper.ssl.truststore.location"] = "/missing.pem"
+            properties(file, given)
+            with pytest.raises(WrongOption, match=r"option zookeeperConfig: zookeeper\.ssl\.tru.*/missing\.pem cannot"):
+                batch_of_query({**options, "groupId": "old"})
+        finally:
+            admin.stop()
+            admin.close()
+
+
+def properties(file: Path, settings: Settings) -> Path:
+    file.touch(0o600)
+    file.write_text("".join(f"{name}={text}\n" for name, text in settings.items()))
+    return file
+
+
+def batch_of_query(options: dict[str, str]) -> list[bytes]:
+    """Return the values of the first batch of a fresh query, which is committed."""
+    reader = StreamReader(read_options(options, "stream"))
+    start = reader.initialOffset()
+    reader.partitions(start, start)
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    tasks = reader.partitions(start, end)
+    values = [value for task in tasks for rows in reader.read(task) for value in rows["value"].to_pylist()]
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    return values
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

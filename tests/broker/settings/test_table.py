@@ -15,11 +15,11 @@ from onceflow.broker.settings import page as settings_page
 from onceflow.broker.settings.authorization import ACL_AUTHORIZER, STANDARD_AUTHORIZER
 from onceflow.broker.settings.fixed import FIXED, REFUSED, WITHOUT_EFFECT, reason_of
 from onceflow.broker.settings.kinds import SettingRefused
-from onceflow.broker.settings.properties import parse_properties
 from onceflow.broker.settings.setting import DEFAULTS
 from onceflow.broker.settings.sources import Source, from_environment, from_file, resolve, variable_of
 from onceflow.broker.settings.table import GROUPS, SETTINGS, described
 from onceflow.cli import onceflow
+from onceflow.properties import parse_properties
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
 from tests.broker.raw_client import connected

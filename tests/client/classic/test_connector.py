@@ -20,10 +20,10 @@ from onceflow.client.classic import (
     Whitelist,
 )
 from onceflow.client.classic.connector import ConsumerFailed
-from onceflow.client.classic.settings import InvalidSetting
 from onceflow.client.classic.streams import MessageStream
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import BrokerUnreachable
+from onceflow.client.settings import InvalidSetting
 from onceflow.client.topic_filter import InvalidFilter
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.testing import Broker

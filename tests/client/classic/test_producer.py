@@ -26,10 +26,10 @@ from onceflow.client.classic.encoders import EncodingFailed
 from onceflow.client.classic.handlers import Messages, PartitionOutOfRange
 from onceflow.client.classic.producer import SETTINGS as PRODUCER_SETTINGS
 from onceflow.client.classic.sender import EncodedMessage, Sender
-from onceflow.client.classic.settings import InvalidSetting, Setting
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.errors import BrokerUnreachable, UnknownTopic
 from onceflow.client.records import read_records
+from onceflow.client.settings import InvalidSetting, Setting
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker, BrokerProcess
 from tests import remedies

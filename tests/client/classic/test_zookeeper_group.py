@@ -11,9 +11,9 @@ import pytest
 from onceflow.client.admin import Admin
 from onceflow.client.classic import Blacklist, ConsumerConnector, Whitelist
 from onceflow.client.classic.connector import ConsumerFailed
-from onceflow.client.classic.settings import InvalidSetting
 from onceflow.client.cluster import LATEST
 from onceflow.client.cluster import Cluster as Client
+from onceflow.client.settings import InvalidSetting
 from onceflow.remedies import Remedy
 from onceflow.testing import Cluster
 from onceflow.testing.registry import MemoryRegistry

@@ -14,6 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 import onceflow
 import pyspark_onceflow
+from onceflow.client.registry.settings import SessionSettings
 from onceflow.remedies import Remedy
 from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Offsets
@@ -46,6 +47,43 @@ def test_page_lists_every_refused_spark_option() -> None:
     for name in named:
         with pytest.raises(WrongOption, match=rf"^option {name} has no effect on source onceflow, remove it: "):
             read_options(LEAST | {name: "5"}, "stream")
+
+
+TLS = "zookeeper.ssl.client.enable=true\n"
+ZOOKEEPER_CONFIGS = [
+    (TLS + "zookeeper.ssl.key.password=hush", 0o600, "zookeeper.ssl.key.password is not a valid setting; did you mean"),
+    ("ssl.truststore.location=/trusted.pem", 0o600, "ssl.truststore.location is not a valid setting"),
+    ("zookeeper.connect=zk:2181", 0o600, "zookeeper.connect is not a valid setting"),
+    ("zookeeper.ssl.keystore.location=/key.pem", 0o600, "has no effect without zookeeper.ssl.client.enable=true"),
+    ("zookeeper.digest=hush", 0o600, "zookeeper.digest=… cannot be used: expected USER:PASSWORD"),
+    ("zookeeper.digest=ada:hush", 0o644, "has a password, and every user of this machine can read it; its mode must"),
+    ("zookeeper.session.timeout.ms=soon", 0o644, "zookeeper.session.timeout.ms='soon' cannot be used"),
+    (TLS + "zookeeper.ssl.truststore.location=\udcff", 0o644, "cannot be read: 'utf-8' codec can't decode byte 0xff"),
+]
+
+
+@pytest.mark.parametrize(("text", "mode", "message"), ZOOKEEPER_CONFIGS)
+def test_wrong_zookeeper_settings_are_refused(text: str, mode: int, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "zookeeper.properties"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    file.chmod(mode)
+    options = LEAST | {"groupId": "g", "zookeeperConnect": "zk:2181", "zookeeperConfig": str(file)}
+    with pytest.raises(WrongOption, match=f"^option zookeeperConfig='{file}': .*{re.escape(message)}") as refused:
+        read_options(options, "stream")
+    assert "hush" not in str(refused.value)
+
+
+def test_zookeeper_settings_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "zookeeper.properties"
+    file.touch(0o600)
+    more = ["zookeeper.ssl.truststore.location=/trusted.pem", "zookeeper.digest=ada:hush", "zk.sessiontimeout.ms=9000"]
+    file.write_text(TLS + "\n".join(more))
+    where = {"groupId": "g", "zookeeperConnect": "zk:2181/kafka", "zookeeperConfig": str(file)}
+    read = read_options(LEAST | where, "stream").zookeeper
+    assert read == SessionSettings(
+        "zk:2181/kafka", session_timeout_ms=9000, tls=True, trust_store_file="/trusted.pem", digest="ada:hush"
+    )
+    assert "hush" not in repr(read)
 
 
 def test_option_names_are_case_insensitive() -> None:
@@ -214,6 +252,12 @@ WRONG: list[tuple[Mode, dict[str, str], str]] = [
     ("stream", {"commitOffsets": "true"}, "commitOffsets requires option groupId"),
     ("stream", {"zookeeperConnect": "zk:2181"}, "zookeeperConnect requires option groupId"),
     ("stream", GROUP | {"zookeeperConnect": ""}, "option zookeeperConnect .* is missing"),
+    ("stream", GROUP | {"zookeeperConfig": "zk"}, "option zookeeperConfig requires option zookeeperConnect"),
+    (
+        "stream",
+        GROUP | {"zookeeperConnect": "zk:2181", "zookeeperConfig": "/missing.properties"},
+        "zookeeperConfig='/missing.properties': /missing.properties cannot be read: No such file or directory",
+    ),
     (
         "stream",
         {"startingOffsets": "earliest", "startingTimestamp": "5"},

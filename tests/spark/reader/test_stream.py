@@ -10,6 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
+from onceflow.client.registry.settings import SessionSettings
 from onceflow.remedies import Remedy
 from onceflow.spark.offsets import IDS_KEY, OffsetRange
 from onceflow.spark.reader import offset_store, positions, read_task, stream
@@ -410,7 +411,7 @@ def test_group_offsets_are_in_zookeeper_if_wanted(
     registry = MemoryRegistry()
     session = registry.session()
     session.open()
-    monkeypatch.setattr(offset_store, "connect_zookeeper", lambda _connect, *, timeout_ms: session)
+    monkeypatch.setattr(offset_store, "connect_zookeeper", lambda _settings: session)
     cluster.create_topic(topic, 1)
     send(["0", "1", "2", "3"])
     group = f"of-{topic}"
@@ -418,7 +419,9 @@ def test_group_offsets_are_in_zookeeper_if_wanted(
     session.ensure(path.rpartition("/")[0])
     session.commit([Put(path, b"2")])
     reader, start = begin(
-        replace(options, starting=AtCommitted(group, "fail"), commits_to=group, zookeeper="zk:2181/kafka")
+        replace(
+            options, starting=AtCommitted(group, "fail"), commits_to=group, zookeeper=SessionSettings("zk:2181/kafka")
+        )
     )
     end, values = batch(reader, start)
     assert values == [b"2", b"3"]

@@ -25,13 +25,13 @@ from onceflow.broker.settings.listener_settings import (
     with_own_settings,
     without_prefix,
 )
-from onceflow.broker.settings.properties import parse_properties
 from onceflow.broker.settings.replication import with_cluster_defaults
 from onceflow.broker.settings.setting import Setting
 from onceflow.broker.settings.table import SETTINGS
 from onceflow.broker.settings.zookeeper import check_zookeeper
 from onceflow.log.config import LogConfig
 from onceflow.private_files import MODE, is_exposed
+from onceflow.properties import parse_properties
 
 ENVIRONMENT_PREFIX = "ONCEFLOW_BROKER_"
 CONFIG_FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG_FILE"

@@ -19,12 +19,9 @@ from onceflow.cli.record_layout import Layout, to_layout
 from onceflow.cli.security import open_cluster, security
 from onceflow.cli.stop_signals import signals_as_interrupt
 from onceflow.errors import OnceflowError
-from onceflow.private_files import MODE, is_exposed
 
 LINE_BYTES_MAX = 1_000_000
 """Limit of a line: a longer one does not fit into a batch of the default maximum size."""
-
-ZOOKEEPER_SECRETS = frozenset({"zookeeper.digest", "zookeeper.ssl.keystore.password"})
 
 
 class InvalidLine(OnceflowError):
@@ -203,15 +200,13 @@ def _consume_as_member(
 
 def _consumer_settings(path: Path) -> dict[str, str]:
     """Return the settings in a file, which the consumer checks. Raises click.UsageError."""
-    from onceflow.broker.settings.properties import parse_properties
+    from onceflow.client.registry.settings import read_properties
+    from onceflow.client.settings import InvalidSetting
 
     try:
-        given = parse_properties(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"--zookeeper-config {path}: {error}") from error
-    if given.keys() & ZOOKEEPER_SECRETS and is_exposed(path):
-        raise click.UsageError(f"{path} has a password, and every user of this machine can read it; {MODE}")
-    return given
+        return read_properties(path)
+    except InvalidSetting as error:
+        raise click.UsageError(f"--zookeeper-config {error}") from error
 
 
 @click.command()

@@ -18,23 +18,23 @@ from confluent_kafka import Consumer, KafkaException
 from onceflow.client.classic.delivery import Delivery
 from onceflow.client.classic.encoders import Decoder, DefaultDecoder
 from onceflow.client.classic.membership import BrokerGroup, Membership, Subscription
-from onceflow.client.classic.settings import (
+from onceflow.client.classic.streams import ConsumerFailed, ConsumerTimeout, MessageStream
+from onceflow.client.errors import ClientError
+from onceflow.client.librdkafka import error_text
+from onceflow.client.registry.settings import SESSION_SETTINGS, session_settings
+from onceflow.client.settings import (
     FIRST_CONTACT_S_MAX,
     Config,
     InvalidSetting,
     Setting,
     choice,
     flag,
-    login,
     number,
     read_settings,
     refuse_given,
     security_settings,
     text,
 )
-from onceflow.client.classic.streams import ConsumerFailed, ConsumerTimeout, MessageStream
-from onceflow.client.errors import ClientError
-from onceflow.client.librdkafka import error_text
 from onceflow.client.topic_filter import TopicFilter
 from onceflow.errors import missing_package
 
@@ -73,18 +73,10 @@ SETTINGS = (
     Setting("session.timeout.ms", 10_000, number(1, 3_600_000)),
 )
 """Every setting with its default; times in ms. A consumer without a group name is in the group `default`."""
-ZOOKEEPER_TLS = "zookeeper.ssl.client.enable"
 ZOOKEEPER_SETTINGS = (
     Setting("zookeeper.connect", None, text, ("zk.connect",)),
     *_SETTINGS,
-    Setting("zookeeper.session.timeout.ms", 6_000, number(1, INT_MAX), ("zk.sessiontimeout.ms",)),
-    Setting("zookeeper.connection.timeout.ms", 6_000, number(1, INT_MAX), ("zk.connectiontimeout.ms",)),
-    Setting(ZOOKEEPER_TLS, False, flag),
-    Setting("zookeeper.ssl.truststore.location", None, text),
-    Setting("zookeeper.ssl.keystore.location", None, text),
-    Setting("zookeeper.ssl.keystore.password", None, text, is_secret=True),
-    Setting("zookeeper.ssl.endpoint.identification.algorithm", True, choice(**{"HTTPS": True, "": False})),
-    Setting("zookeeper.digest", None, login, is_secret=True),
+    *SESSION_SETTINGS,
     Setting("rebalance.max.retries", 4, number(1, INT_MAX)),
     Setting("rebalance.backoff.ms", 2_000, number(1, INT_MAX)),
     Setting("offsets.storage", "zookeeper", choice(zookeeper="zookeeper", kafka="kafka")),
@@ -276,14 +268,9 @@ class ConsumerConnector:
 def _through_zookeeper(settings: Mapping[str, Any], config: Config, session: "Session | None") -> Membership:
     if settings["offsets.storage"] == "zookeeper":
         refuse_given(ZOOKEEPER_SETTINGS, config, ("dual.commit.enabled",), "with offsets.storage=zookeeper; remove it")
-    if not settings[ZOOKEEPER_TLS]:
-        of_tls = [setting.name for setting in ZOOKEEPER_SETTINGS if setting.name.startswith("zookeeper.ssl.")]
-        of_tls.remove(ZOOKEEPER_TLS)
-        refuse_given(ZOOKEEPER_SETTINGS, config, of_tls, f"without {ZOOKEEPER_TLS}=true")
+    of_session = session_settings(settings["zookeeper.connect"], settings, config)
     try:
         from onceflow.client.classic.zookeeper_group import ZooKeeperGroup
-        from onceflow.zookeeper.kazoo_session import ZooKeeper
-        from onceflow.zookeeper.security import ZooKeeperSecurity
     except ModuleNotFoundError as error:
         if error.name != "kazoo":
             raise
@@ -293,18 +280,5 @@ def _through_zookeeper(settings: Mapping[str, Any], config: Config, session: "Se
         settings,
         security_settings(config),
         commits_by_itself=settings["auto.commit.enable"],
-        session=session
-        or ZooKeeper(
-            settings["zookeeper.connect"],
-            session_timeout_ms=settings["zookeeper.session.timeout.ms"],
-            connection_timeout_ms=settings["zookeeper.connection.timeout.ms"],
-            security=ZooKeeperSecurity(
-                tls=settings[ZOOKEEPER_TLS],
-                trust_store_file=settings["zookeeper.ssl.truststore.location"],
-                key_store_file=settings["zookeeper.ssl.keystore.location"],
-                key_password=settings["zookeeper.ssl.keystore.password"],
-                checks_host_name=settings["zookeeper.ssl.endpoint.identification.algorithm"],
-                digest=settings["zookeeper.digest"],
-            ),
-        ),
+        session=session or of_session.new_session(),
     )

@@ -11,10 +11,10 @@ from confluent_kafka import TopicPartition as Position
 
 from onceflow.client.addresses import parse_bootstrap
 from onceflow.client.classic.delivery import Delivery
-from onceflow.client.classic.settings import FIRST_CONTACT_S_MAX, InvalidSetting, require
 from onceflow.client.classic.streams import ConsumerFailed, MessageStream
 from onceflow.client.errors import BrokerUnreachable
 from onceflow.client.librdkafka import error_text
+from onceflow.client.settings import FIRST_CONTACT_S_MAX, InvalidSetting, require
 from onceflow.client.topic_filter import TopicFilter
 from onceflow.wire import TopicPartition
 

@@ -10,7 +10,8 @@ from onceflow.client.classic.messages import KeyedMessage
 from onceflow.client.classic.partitioners import DefaultPartitioner
 from onceflow.client.classic.send_queue import SendQueue
 from onceflow.client.classic.sender import Sender
-from onceflow.client.classic.settings import (
+from onceflow.client.errors import ProduceFailed
+from onceflow.client.settings import (
     FIRST_CONTACT_S_MAX,
     Config,
     InvalidSetting,
@@ -25,7 +26,6 @@ from onceflow.client.classic.settings import (
     security_settings,
     text,
 )
-from onceflow.client.errors import ProduceFailed
 
 INT_MAX = 2**31 - 1
 ENCODERS = {"DefaultEncoder": DefaultEncoder, "StringEncoder": StringEncoder}

@@ -25,7 +25,6 @@ from onceflow.client.classic.membership import (
     new_consumer,
     require_broker,
 )
-from onceflow.client.classic.settings import InvalidSetting
 from onceflow.client.classic.streams import ConsumerFailed, MessageStream
 from onceflow.client.librdkafka import error_text
 from onceflow.client.registry import nodes
@@ -33,6 +32,7 @@ from onceflow.client.registry.assignment import Assign, Assignment, assign_range
 from onceflow.client.registry.member import Member, PartitionsOwned, Seen, SessionEnded
 from onceflow.client.registry.nodes import Registration
 from onceflow.client.registry.offsets import ZooKeeperOffsets
+from onceflow.client.settings import InvalidSetting
 from onceflow.client.topic_filter import Blacklist, Whitelist
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy

@@ -1,4 +1,4 @@
-"""Where a group's offsets are: in Kafka, or in ZooKeeper with option zookeeperConnect."""
+"""Where a group's offsets are: in Kafka, or in ZooKeeper with options zookeeperConnect and zookeeperConfig."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -8,11 +8,9 @@ from onceflow.client.errors import ClientError
 from onceflow.client.registry.offsets import ZooKeeperOffsets
 from onceflow.errors import OnceflowError
 from onceflow.spark.connections import connect_zookeeper
-from onceflow.spark.reader.options import SourceOptions
+from onceflow.spark.errors import WrongOption
+from onceflow.spark.reader.options import ZOOKEEPER_CONFIG, SourceOptions
 from onceflow.zookeeper.session import Session
-
-TIMEOUT_MS = 6_000
-"""Default of Kafka's zookeeper.session.timeout.ms."""
 
 
 class OffsetStore(Protocol):
@@ -50,7 +48,14 @@ class ZooKeeperStore:
 
 
 def zookeeper_store(options: SourceOptions) -> ZooKeeperStore | None:
-    """Return the offsets in ZooKeeper if the options name one."""
+    """Return the offsets in ZooKeeper if the options name one. Raises WrongOption for unusable certificates.
+
+    Later they would only fail commits, which the query survives.
+    """
     if options.zookeeper is None:
         return None
-    return ZooKeeperStore(partial(connect_zookeeper, options.zookeeper, timeout_ms=TIMEOUT_MS))
+    try:
+        options.zookeeper.security()
+    except OnceflowError as error:
+        raise WrongOption(f"option {ZOOKEEPER_CONFIG}: {error}") from error
+    return ZooKeeperStore(partial(connect_zookeeper, options.zookeeper))

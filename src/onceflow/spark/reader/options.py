@@ -4,12 +4,15 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from onceflow.client import security
 from onceflow.client.addresses import InvalidAddress, parse_bootstrap
 from onceflow.client.errors import InvalidSecurity
+from onceflow.client.registry.settings import SessionSettings, read_session_file
 from onceflow.client.security import PLAINTEXT, Security, read_security
+from onceflow.client.settings import InvalidSetting
 from onceflow.spark.errors import WrongOption
 from onceflow.spark.offsets import Offsets
 from onceflow.spark.pushdown import options as pushdown_options
@@ -30,6 +33,7 @@ from onceflow.spark.reader.subscription import Subscription, read_subscription
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
 COMMIT_OFFSETS = "commitOffsets"
 ZOOKEEPER_CONNECT = "zookeeperConnect"
+ZOOKEEPER_CONFIG = "zookeeperConfig"
 MAX_OFFSETS_PER_TRIGGER = "maxOffsetsPerTrigger"
 MIN_OFFSETS_PER_TRIGGER = "minOffsetsPerTrigger"
 MAX_TRIGGER_DELAY = "maxTriggerDelay"
@@ -60,6 +64,7 @@ NAMES = (
     positions.NONE_COMMITTED,
     COMMIT_OFFSETS,
     ZOOKEEPER_CONNECT,
+    ZOOKEEPER_CONFIG,
     *positions.ENDING,
     MAX_OFFSETS_PER_TRIGGER,
     MIN_OFFSETS_PER_TRIGGER,
@@ -120,7 +125,7 @@ class SourceOptions:
     """Whether an option sets where a fresh query starts; `starting` is the default otherwise."""
     commits_to: str | None = None
     """The group to which the query commits its offsets."""
-    zookeeper: str | None = None
+    zookeeper: SessionSettings | None = None
     """The ZooKeeper with the group's offsets; None: they are in Kafka."""
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
@@ -246,14 +251,23 @@ def _group_to_commit_to(values: Mapping[str, str], mode: Mode | None) -> str | N
     return group if _flag(values, COMMIT_OFFSETS, default=True) and mode != "batch" else None
 
 
-def _zookeeper(values: Mapping[str, str]) -> str | None:
+def _zookeeper(values: Mapping[str, str]) -> SessionSettings | None:
+    file = values.get(ZOOKEEPER_CONFIG.lower())
     if ZOOKEEPER_CONNECT.lower() not in values:
+        if file is not None:
+            raise WrongOption(f"option {ZOOKEEPER_CONFIG} requires option {ZOOKEEPER_CONNECT}")
         return None
     if positions.GROUP_ID.lower() not in values:
         raise WrongOption(
             f"option {ZOOKEEPER_CONNECT} requires option {positions.GROUP_ID}, the group whose offsets are there"
         )
-    return _required(values, ZOOKEEPER_CONNECT, "host:port of ZooKeeper, with the cluster's chroot")
+    where = _required(values, ZOOKEEPER_CONNECT, "host:port of ZooKeeper, with the cluster's chroot")
+    if file is None:
+        return SessionSettings(where)
+    try:
+        return read_session_file(where, Path(file))
+    except InvalidSetting as error:
+        raise WrongOption(f"option {ZOOKEEPER_CONFIG}={file!r}: {error}") from error
 
 
 def _required(values: Mapping[str, str], name: str, meaning: str) -> str:

@@ -1,4 +1,4 @@
-"""Classic settings by name: a table defines valid values, and no setting is accepted and then ignored."""
+"""Settings by name: a table defines valid values, and no setting is accepted and then ignored."""
 
 import difflib
 import importlib
@@ -41,13 +41,18 @@ def read_settings(table: Iterable[Setting], config: Config) -> dict[str, Any]:
         if spelled.startswith(SECURITY_PREFIXES):
             continue
         if spelled not in names:
-            nearest = difflib.get_close_matches(spelled, names, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(sorted(names))}"
-            raise InvalidSetting(f"{spelled}={value!r} is not a valid setting; {hint}")
+            raise InvalidSetting(f"{spelled}={value!r} is not a valid setting; {nearest_name(spelled, names)}")
         if names[spelled] in given:
             raise InvalidSetting(f"{spelled} is another name of {names[spelled]}; give one of them")
         given[names[spelled]] = value
     return {name: _read(setting, given, config) for name, setting in settings.items()}
+
+
+def nearest_name(spelled: str, names: Iterable[str]) -> str:
+    """Return a hint which name was meant, or which names there are."""
+    known = sorted(names)
+    nearest = difflib.get_close_matches(spelled, known, n=1)
+    return f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(known)}"
 
 
 def refuse_given(table: Iterable[Setting], config: Config, names: Iterable[str], why: str) -> None:
