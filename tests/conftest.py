@@ -152,9 +152,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_place)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that is marked with a remedy and did not find it in a message."""
+    """Fail a test that is marked with a remedy and did not find it in a message.
+
+    Records of the log are in pytest's format: PySpark's logger has just changed that of pytest's handler.
+    """
+    caplog = getattr(item, "funcargs", {}).get("caplog")
+    if caplog is not None:
+        caplog.handler.setFormatter(logging.Formatter(DEFAULT_LOG_FORMAT))
     remedies.found_remedies.clear()
     result = yield
     marked = {remedy for mark in item.iter_markers("remedy") for remedy in mark.args}
@@ -317,13 +323,6 @@ def scratch() -> Iterator[Path]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="onceflow-", dir=memory if memory.is_dir() else None) as name:
         yield Path(name)
-
-
-@pytest.fixture
-def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The records in pytest's own format; PySpark's logger changes the format of each handler that it is given."""
-    caplog.handler.setFormatter(logging.Formatter(DEFAULT_LOG_FORMAT))
-    return caplog
 
 
 @pytest.fixture
