@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
+from onceflow.broker.cluster.nodes import FEATURES
 from onceflow.testing import BrokerNotUsable, Cluster
+from onceflow.testing.registry import MemorySession
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
+from onceflow.zookeeper.session import OutcomeUnknown, StoredNode
 from tests.broker.raw_client import batch_of, connected, stored_batches
 
 TOPIC = "visits"
@@ -125,6 +128,29 @@ def test_a_killed_controller_is_replaced(cluster: Cluster) -> None:
     assert cluster.controller != former
     cluster.create_topic(TOPIC, replication_factor=2)
     assert send(cluster, b"ann") == [None]
+
+
+def test_a_new_controller_serves_without_the_registry(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It completes what the former one has left in another thread than that of its clients."""
+    is_asked, is_back = threading.Event(), threading.Event()
+    read = MemorySession.read
+
+    def read_later(session: MemorySession, path: str) -> StoredNode | None:
+        if path == FEATURES and not is_back.is_set():
+            is_asked.set()
+            raise OutcomeUnknown("the registry is away")
+        return read(session, path)
+
+    monkeypatch.setattr(MemorySession, "read", read_later)
+    former = cluster.controller
+    cluster.kill(former)
+    assert is_asked.wait(60)
+    try:
+        for broker_id in {1, 2, 3} - {former}:
+            with connected(cluster.brokers[broker_id].bootstrap_servers) as client:
+                client.ask(apis.API_VERSIONS, 0)
+    finally:
+        is_back.set()
 
 
 def test_a_stopped_broker_moves_its_leaders(cluster: Cluster) -> None:

@@ -166,14 +166,17 @@ class RegistryMetadata:
 
     def _repair(self, seen: Seen) -> None:
         """Complete the writes that a crash of a controller has prevented."""
-        repairs = []
-        if self._registry.read(lambda zookeeper: zookeeper.read(nodes.FEATURES)) is None:
-            repairs.append(writes.create_features())
         present = [topic for topic in seen.topics if topic.name not in seen.deletions]
-        repairs += [writes.set_missing_config(topic.name) for topic in present if topic.configs is None]
+        repairs = [writes.set_missing_config(topic.name) for topic in present if topic.configs is None]
         names = {topic.name for topic in seen.topics}
         traces = [name for name in seen.deletions if name not in names]
-        self._queue.add([*map(self._step, repairs), *map(self._deletion, traces)])
+        steps = [self._create_missing_features, *map(self._step, repairs), *map(self._deletion, traces)]
+        self._queue.add(steps, can_be_dropped=True)
+
+    def _create_missing_features(self) -> None:
+        """Create the node unless it exists. In the registry's thread: ZooKeeper may be away."""
+        if self._registry.read(lambda zookeeper: zookeeper.read(nodes.FEATURES)) is None:
+            self._registry.write(writes.create_features())
 
     def _id_of(self, name: str) -> UUID:
         """Return the id of a topic that has none in ZooKeeper: that of the topic that is served, or a new one."""
