@@ -317,11 +317,14 @@ def run(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subpro
     return run
 
 
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+"""Directory in memory (Linux); None: temporary files are in the ordinary one."""
+
+
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """The test's own directory, in memory if possible: a simulated disk, or the order of syncs, needs no real one."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="onceflow-", dir=memory if memory.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="onceflow-", dir=MEMORY) as name:
         yield Path(name)
 
 

@@ -16,6 +16,7 @@ from tests.client.tls import Authority
 from tests.compat.broker_certificates import Certificates, issue
 from tests.compat.java_programs import JavaPrograms
 from tests.compat.kafka_tools import KafkaTools, Peers
+from tests.compat.secured_broker import SecuredBroker, secured_broker
 
 ROOT = Path(__file__).parents[2]
 CLIENT_VERSIONS = (kafka.VERSION, "3.9.1")
@@ -43,6 +44,13 @@ def kafka_jars(version: str) -> Path:
             f"no jars of Apache Kafka {version}: install Maven (apt install maven) and let it reach Maven Central"
         )
     return jars
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    """One secured broker for a module."""
+    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session", params=CLIENT_VERSIONS)

@@ -1,27 +1,22 @@
 """franz-go, a client of Go: every codec, a group, transactions, admin calls; TLS with each SASL mechanism, ACLs."""
 
-import json
-import os
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import kafka
 from onceflow.wire.codecs import Codec
 from tests.broker.raw_client import stored_batches
+from tests.compat.client_program import Run, runner
 from tests.compat.conftest import tool
 from tests.compat.group_steps import assert_each_record_was_read_once
-from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker, secured_broker
+from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker
 
 SOURCE = Path(__file__).with_name("go")
 VERSION = "1.22.2"
 PROGRAM = kafka.JARS.with_name(f"franz-go-{VERSION}") / "compat"
 RECORDS = 200
-
-Run = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +32,7 @@ def run(bootstrap: str) -> Run:
     build = [go, "build", "-o", str(PROGRAM), "."]
     built = subprocess.run(build, cwd=SOURCE, capture_output=True, text=True, check=False, timeout=170)
     assert built.returncode == 0, built.stderr
-
-    def run_program(topic: str, *arguments: str, address: str = bootstrap, security: str = "") -> list[dict[str, Any]]:
-        command = [str(PROGRAM), address, topic, *arguments]
-        environment = os.environ | {"COMPAT_SECURITY": security}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    return run_program
+    return runner([str(PROGRAM)], bootstrap)
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -96,12 +83,6 @@ def test_admin(run: Run, topic: str) -> None:
         {"brokers": 1, "controller": 1, "dirs": 1},
         {"listed": False},
     ]
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -1,27 +1,22 @@
 """kafkajs, the client of Node: every codec, a group, transactions, admin calls; TLS with each SASL mechanism, ACLs."""
 
-import json
-import os
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import kafka
 from onceflow.wire.codecs import Codec
 from tests.broker.raw_client import stored_batches
+from tests.compat.client_program import Run, runner
 from tests.compat.conftest import tool
 from tests.compat.group_steps import assert_each_record_was_read_once
-from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker, secured_broker
+from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker
 
 PROGRAM = Path(__file__).with_name("javascript") / "kafkajs.js"
 PACKAGES = ("kafkajs@2.2.4", "kafkajs-snappy@1.1.0", "kafkajs-lz4@1.2.1", "zstd-codec@0.1.5")
 FOLDER = kafka.JARS.with_name("kafkajs-2.2.4")
 RECORDS = 200
-
-Run = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +27,8 @@ def run(bootstrap: str) -> Run:
         install = [tool("npm", "apt install npm"), "install", "--silent", "--no-audit", "--no-fund", "--prefix"]
         if subprocess.run([*install, str(FOLDER), *PACKAGES], check=False, timeout=120).returncode != 0:
             pytest.skip(f"no kafkajs: let npm reach its registry, or put {' '.join(PACKAGES)} into {FOLDER}")
-    environment = {**os.environ, "NODE_PATH": str(FOLDER / "node_modules"), "KAFKAJS_NO_PARTITIONER_WARNING": "1"}
-
-    def run_program(topic: str, *arguments: str, address: str = bootstrap, security: str = "") -> list[dict[str, Any]]:
-        command = [node, str(PROGRAM), address, topic, *arguments]
-        own = environment | {"COMPAT_SECURITY": security}
-        done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=90, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    return run_program
+    environment = {"NODE_PATH": str(FOLDER / "node_modules"), "KAFKAJS_NO_PARTITIONER_WARNING": "1"}
+    return runner([node, str(PROGRAM)], bootstrap, environment)
 
 
 @pytest.mark.parametrize("codec", ["None", "GZIP", "Snappy", "LZ4", "ZSTD"])
@@ -96,12 +83,6 @@ def test_admin(run: Run, topic: str) -> None:
         {"brokers": 1, "controller": 1},
         {"listed": False},
     ]
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

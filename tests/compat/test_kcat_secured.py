@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,16 +16,10 @@ from confluent_kafka.admin import (
 )
 
 from tests.compat.conftest import tool
-from tests.compat.secured_broker import SecuredBroker, secured_broker
+from tests.compat.secured_broker import SecuredBroker
 
 PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 ADMIN = "SCRAM-SHA-512"
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
-        yield running
 
 
 def settings(secured: SecuredBroker, mechanism: str, user: str = "ada", *, is_wrong: bool = False) -> dict[str, str]:

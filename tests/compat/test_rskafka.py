@@ -1,11 +1,7 @@
 """rskafka, a client of Rust: every codec, offsets, deleted records, streams; TLS with each SASL mechanism."""
 
-import json
-import os
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -13,8 +9,9 @@ from confluent_kafka import Producer
 from benchmarks import kafka
 from onceflow.wire.codecs import Codec
 from tests.broker.raw_client import stored_batches
+from tests.compat.client_program import Run, runner
 from tests.compat.conftest import tool
-from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker, secured_broker
+from tests.compat.secured_broker import MECHANISMS, STAY_MS, SecuredBroker
 from tests.compat.test_kcat import begun, create
 
 SOURCE = Path(__file__).with_name("rust")
@@ -23,8 +20,6 @@ TARGET = kafka.JARS.with_name(f"rskafka-{VERSION}")
 PROGRAM = TARGET / "debug" / "compat"
 RECORDS = 200
 WAIT_SECONDS = 30
-
-Run = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +36,7 @@ def run(bootstrap: str) -> Run:
     build = [cargo, "build", "--locked", "--offline", "--target-dir", str(TARGET)]
     built = subprocess.run(build, cwd=SOURCE, capture_output=True, text=True, check=False, timeout=500)
     assert built.returncode == 0, built.stderr
-
-    def run_program(topic: str, *arguments: str, address: str = bootstrap, security: str = "") -> list[dict[str, Any]]:
-        command = [str(PROGRAM), address, topic, *arguments]
-        environment = os.environ | {"COMPAT_SECURITY": security}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=90, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    return run_program
+    return runner([str(PROGRAM)], bootstrap)
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -101,12 +88,6 @@ def test_transactions_of_others(run: Run, bootstrap: str, topic: str) -> None:
     opened.commit_transaction(WAIT_SECONDS)
     with pytest.raises(AssertionError, match="Unknown control batch record version: 8192"):
         run(topic, "values")
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    with secured_broker(tmp_path_factory.mktemp("secured")) as running:
-        yield running
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-_MEMORY = Path("/dev/shm")
+from tests.conftest import MEMORY
 
 
 @pytest.fixture(scope="session")
 def memory_directory() -> Iterator[Path]:
     """A directory in memory (Linux), or an ordinary temporary one."""
-    with tempfile.TemporaryDirectory(prefix="onceflow-log-", dir=_MEMORY if _MEMORY.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(prefix="onceflow-log-", dir=MEMORY) as name:
         yield Path(name)

@@ -1,7 +1,6 @@
 """Fixtures of the tests of the source and the sinks."""
 
 import runpy
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from tests.spark.simulated_query import Started
 Send = Callable[..., None]
 RunExample = Callable[..., None]
 ROOT = Path(__file__).parents[2]
-MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
@@ -61,14 +59,9 @@ def run_example(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where possible: the tests record syncs themselves and need no disk."""
-    if not MEMORY.is_dir():
-        yield tmp_path
-        return
-    created = Path(tempfile.mkdtemp(prefix="onceflow-", dir=MEMORY))
-    yield created
-    shutil.rmtree(created)
+def directory(scratch: Path) -> Path:
+    """The test's directory, in memory where possible: the tests record syncs themselves and need no disk."""
+    return scratch
 
 
 @pytest.fixture
