@@ -7,7 +7,7 @@ Each round is a pair of runs, with the neighbour and without, in alternating ord
 neighbours begin at its start, the producer and the consumer at its end. Printed only: the peer is the broker alone.
 
 - stopped: consumers that have sent requests for megabytes and read no response; their connections stay open.
-- slow: consumers far behind, each with one request for 64 KiB every 50 ms.
+- slow: consumers far behind, each with one request for 64 KiB every 50 ms, one after the other.
 - mirror: `onceflow mirror` with a broker of its own. It has mirrored the backlog before, and mirrors what is measured.
 """
 
@@ -118,14 +118,14 @@ def read_slowly(bootstrap: str, topic: str) -> None:
         connections = [opened.enter_context(RawConnection(bootstrap)) for _ in range(CONSUMERS)]
         offset = 0
         while True:
+            request = fetch_request(topic, offset, SLOW_RESPONSE_BYTES)
             for connection in connections:
-                connection.send(fetch_request(topic, offset, SLOW_RESPONSE_BYTES))
-            for connection in connections:
+                connection.send(request)
                 assert len(connection.respond()) > SLOW_RESPONSE_BYTES // 2
+                time.sleep(SLOW_PAUSE_S / CONSUMERS)
             if offset == 0:
                 print("{}", flush=True)
             offset = (offset + batches * BATCH_RECORDS) % (end - batches * BATCH_RECORDS)
-            time.sleep(SLOW_PAUSE_S)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from onceflow.cli import main
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.testing import BrokerProcess
-from tests import campaigns, process_logs, remedies
+from tests import campaigns, fork_server, process_logs, remedies
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -361,10 +361,14 @@ def spark(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """One Spark session for all tests, because its start takes longer than most of them."""
     from onceflow.spark.session import build_session
 
-    log_file = tmp_path_factory.mktemp("spark") / "spark.log"
-    session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
-    yield session
-    session.stop()
+    directory = tmp_path_factory.mktemp("spark")
+    with fork_server.forking_python(directory) as python:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYSPARK_PYTHON", str(python))
+            log_file = directory / "spark.log"
+            session = build_session("onceflow-tests", "local[2]", java_home=java_home, log_file=log_file)
+        yield session
+        session.stop()
 
 
 CHROMIUM_ARGUMENTS = [
