@@ -154,8 +154,8 @@ class ArchivePipeline(Pipeline):
 
 
 @pytest.fixture
-def running(tmp_path: Path, java_home: str) -> Iterator[ArchivePipeline]:
-    with ArchivePipeline(tmp_path, java_home) as pipeline:
+def running(tmp_path: Path, java_home: str, spark_python: Path) -> Iterator[ArchivePipeline]:
+    with ArchivePipeline(tmp_path, java_home, environment={"PYSPARK_PYTHON": str(spark_python)}) as pipeline:
         pipeline.onceflow("topic", "create", TOPIC, "--partitions", "2", "--bootstrap", pipeline.broker.bootstrap)
         yield pipeline
 

@@ -52,13 +52,15 @@ def test_interrupt_stops_all_and_reports_port(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        demo = [*ONCEFLOW, "demo", "--data", str(data_with_free_ports(tmp_path)), "--port", str(port)]
+        demo = [*ONCEFLOW, "demo", "--data", str(data_with_free_ports(tmp_path)), "--port", str(port), "--lively"]
         printed = tmp_path / "printed"
         with printed.open("wb") as output:
             started = subprocess.Popen(demo, stdout=output, stderr=output, env={**os.environ, MARK: mark})
         try:
             eventually(lambda: "dashboard  http" in printed.read_text() or started.poll() is not None)
-            assert len(processes_of(mark)) >= 6, printed.read_text()
+            running = processes_of(mark)
+            assert len(running) >= 6, printed.read_text()
+            assert any(" generate " in command and " --users " in command for command in running.values())
             started.send_signal(signal.SIGINT)
             assert started.wait(60) == 0
         finally:
@@ -73,7 +75,7 @@ def test_interrupt_stops_all_and_reports_port(tmp_path: Path) -> None:
 def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
     mark = f"demo-{uuid.uuid4()}"
     environment = {**os.environ, MARK: mark}
-    demo = [*ONCEFLOW, "demo", "--data", str(data_with_free_ports(tmp_path)), "--port", "0", "--lively"]
+    demo = [*ONCEFLOW, "demo", "--data", str(data_with_free_ports(tmp_path)), "--port", "0"]
     printed = tmp_path / "printed"
     with printed.open("wb") as output:
         first = subprocess.Popen(demo, stdout=output, stderr=output, env=environment)

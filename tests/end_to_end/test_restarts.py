@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import stat
-import sys
 import time
 import urllib.request
 import uuid
@@ -34,7 +33,7 @@ def wait_for(done: Callable[[], bool], pipeline: Pipeline) -> None:
     while not done():
         assert time.monotonic() < deadline, pipeline.log.read_text()[-4000:]
         assert pipeline.driver is not None and pipeline.driver.poll() is None, pipeline.log.read_text()[-4000:]
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def restarts(pipeline: Pipeline) -> list[str]:
@@ -43,14 +42,14 @@ def restarts(pipeline: Pipeline) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_query_survives_each_part(tmp_path: Path, java_home: str) -> None:
+def test_query_survives_each_part(tmp_path: Path, java_home: str, spark_python: Path) -> None:
     """Each part fails until the query has failed because of it; it is restarted by the same driver.
 
     The driver is killed last, together with Redis. It serves its pages, it is verified while it counts, and an
     interrupt ends it.
     """
     mark = f"restarts-{uuid.uuid4()}"
-    python = python_that_starts_slowly_once(tmp_path)
+    python = python_that_starts_slowly_once(tmp_path, spark_python)
     with Pipeline(tmp_path, java_home, environment={MARK: mark, "PYSPARK_PYTHON": str(python)}) as pipeline:
         pipeline.onceflow("topic", "create", TOPIC, "--partitions", "4", "--bootstrap", pipeline.broker.bootstrap)
         writer = Writer(pipeline.broker.bootstrap, seed=1)
@@ -94,10 +93,10 @@ def test_query_survives_each_part(tmp_path: Path, java_home: str) -> None:
         assert "'onceflow clicks' and 'onceflow dashboard' show the counts, with" in log
 
 
-def python_that_starts_slowly_once(directory: Path) -> Path:
+def python_that_starts_slowly_once(directory: Path, spark_python: Path) -> Path:
     """Write a Python for Spark's workers; the first one of the source does not connect in time."""
     python = directory / "python"
-    python.write_text(SLOW_ONCE.format(once=directory / "once", pause_s=SLOW_START_S, python=sys.executable))
+    python.write_text(SLOW_ONCE.format(once=directory / "once", pause_s=SLOW_START_S, python=spark_python))
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     return python
 
