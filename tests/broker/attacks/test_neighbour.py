@@ -93,6 +93,16 @@ def test_handshakes_and_logins_are_limited(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
+def test_a_flood_over_its_quota_is_limited(tmp_path: Path) -> None:
+    """The same bounds beside 100 producers that ignore the quota of their client id."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        figures = neighbour.measure(broker, "over_quota")
+    print(f"over_quota: {figures}")
+    figures.check()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
 def test_a_neighbours_compacted_topic_is_served(tmp_path: Path) -> None:
     """Its batches are checked by the same thread as the bombs."""
     with BrokerProcess(tmp_path / "data") as broker:
