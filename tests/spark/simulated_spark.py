@@ -52,16 +52,13 @@ class Session:
         self.executors = executors
         self.sparkContext = SimpleNamespace(getLocalProperty=lambda _name: query())
         self._jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
-        hadoop = SimpleNamespace(fs=SimpleNamespace(Path=_hadoop_path))
-        self._jvm = SimpleNamespace(
-            org=SimpleNamespace(apache=SimpleNamespace(hadoop=hadoop)),
-            java=SimpleNamespace(
-                io=SimpleNamespace(RandomAccessFile=_random_access_file),
-                lang=SimpleNamespace(
-                    ProcessHandle=SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: "of a test"))
-                ),
-            ),
-        )
+        process = SimpleNamespace(pid=lambda: "of a test")
+        classes = {
+            "java.io.RandomAccessFile": _random_access_file,
+            "java.lang.ProcessHandle": SimpleNamespace(current=lambda: process),
+            "org.apache.hadoop.fs.Path": _hadoop_path,
+        }
+        self._jvm = SimpleNamespace(**classes)
 
     def createDataFrame(self, rows: Sequence[Any], _schema: Any = None) -> "Frame":  # noqa: N802 (Spark's name)
         return Frame(self, rows)

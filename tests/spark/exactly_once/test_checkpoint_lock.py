@@ -128,11 +128,12 @@ class Jvm:
 
     def __init__(self, error: Exception) -> None:
         self._error = error
-        self.java = SimpleNamespace(
-            io=SimpleNamespace(RandomAccessFile=self._open),
-            lang=SimpleNamespace(ProcessHandle=SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 1))),
-        )
+        process = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 1))
+        self._classes = {"java.io.RandomAccessFile": self._open, "java.lang.ProcessHandle": process}
         self.locked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return self._classes[name]
 
     def _open(self, path: str, _mode: str) -> Any:
         def close() -> None:

@@ -19,8 +19,10 @@ from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.spark import offsets
 from onceflow.spark.exactly_once.batch import NO_BATCH, Batch
+from onceflow.spark.exactly_once.checkpoint_lock import java_class
 
 _NO_OFFSETS = "-"
+_PATH = "org.apache.hadoop.fs.Path"
 METADATA = "metadata"
 """File with the query's id."""
 _TEMPORARY = re.compile(r"/temporary-[0-9a-f-]{36}$")
@@ -45,7 +47,7 @@ def other_query(session: Any, checkpoint: "Checkpoint") -> str | None:
     if running is None or running == checkpoint.query_id():
         return None
     queries = session._jsparkSession.sharedState().activeStreamingQueries()
-    used = queries.get(session._jvm.java.util.UUID.fromString(running)).resolvedCheckpointRoot()
+    used = queries.get(java_class(session, "java.util.UUID").fromString(running)).resolvedCheckpointRoot()
     if _TEMPORARY.search(used):
         remedy = Remedy.ADD_CHECKPOINT.format(location=checkpoint.location)
         return f"query {running} has no checkpointLocation: {remedy}"
@@ -283,22 +285,22 @@ class RemoteCheckpoint(Checkpoint):
 
     def __init__(self, session: Any, path: Any, file_system: Any) -> None:
         self.location = str(path.toString())
-        self._jvm = session._jvm
+        self._session = session
         self._path = path
         self._file_system = file_system
 
     def read_text(self, name: str) -> str | None:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
+        path = java_class(self._session, _PATH)(self._path, name)
         if not self._file_system.exists(path):
             return None
         stream = self._file_system.open(path)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(java_class(self._session, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
         finally:
             stream.close()
 
     def names(self, folder: str) -> list[str]:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._path, folder)
+        path = java_class(self._session, _PATH)(self._path, folder)
         if not self._file_system.exists(path):
             return []
         return [str(status.getPath().getName()) for status in self._file_system.listStatus(path)]
@@ -309,7 +311,7 @@ class RemoteCheckpoint(Checkpoint):
 
 def checkpoint_at(session: Any, location: str) -> Checkpoint:
     """Return the checkpoint at `location`, resolved to a file system as Spark resolves its `checkpointLocation`."""
-    path = session._jvm.org.apache.hadoop.fs.Path(location)
+    path = java_class(session, _PATH)(location)
     file_system = path.getFileSystem(session._jsc.hadoopConfiguration())
     qualified = file_system.makeQualified(path)
     uri = qualified.toUri()

@@ -34,6 +34,15 @@ _POLL_S = 0.2
 _never_closed: list[Any] = []
 
 
+def java_class(session: Any, name: str) -> Any:
+    """Return a class of the session's JVM by its full name.
+
+    `jvm.java.io.File` asks the JVM whether `java` and `java.io` are classes, and it searches all of Spark's jars for
+    them, twenty times as long as for the class.
+    """
+    return getattr(session._jvm, name)
+
+
 class CheckpointInUse(OnceflowError):
     """Another driver, or another sink of this process, holds the checkpoint."""
 
@@ -108,7 +117,7 @@ def _share(place: str, checkpoint: str, sink: str) -> CheckpointLock:
 def _locked(session: Any, directory: Path, path: Path, wait_ms: int, sleep: Callable[[float], None]) -> Any:
     """Return the lock file, locked by the JVM."""
     directory.mkdir(parents=True, exist_ok=True)
-    java_file = session._jvm.java.io.RandomAccessFile(str(path), "rw")
+    java_file = java_class(session, "java.io.RandomAccessFile")(str(path), "rw")
     deadline = time.monotonic() + wait_ms / 1000
     is_logged = False
     while not _try_lock(java_file, directory):
@@ -182,6 +191,6 @@ def _try_lock(java_file: Any, directory: Path) -> bool:
 
 
 def _write_holder(session: Any, java_file: Any) -> None:
-    pid = session._jvm.java.lang.ProcessHandle.current().pid()
+    pid = java_class(session, "java.lang.ProcessHandle").current().pid()
     java_file.setLength(0)
     java_file.writeBytes(f"JVM with pid {pid} on {socket.gethostname()}\n")
