@@ -9,6 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.name import _ASN1Type
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,34 @@ CERTIFICATE = certificate(part((NAME.COMMON_NAME, "ada")))
 )
 def test_subject_is_written_as_in_java(parts: tuple[x509.RelativeDistinguishedName, ...], expected: str) -> None:
     assert read_certificate(certificate(*parts)).subject == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (_ASN1Type.UTF8String, "a=b#c", r"CN=a\=b\#c"),
+        (_ASN1Type.UTF8String, "  a \r", "CN=\\ \\ a\\ \\\r"),
+        (_ASN1Type.UTF8String, "a\0b", r"CN=a\00b"),
+        (_ASN1Type.T61String, "Zoë", "CN=Zoë"),
+        (_ASN1Type.BMPString, "ab", r"CN=\00a\00b"),
+        (_ASN1Type.NumericString, "12", "CN=#12023132"),
+        (_ASN1Type.UniversalString, "a", "CN=#1c0400000061"),
+    ],
+)
+def test_types_and_escapes_are_those_of_java(kind: _ASN1Type, value: str, expected: str) -> None:
+    """Expected are the names that X500Principal.getName() of Java 17 returns for these certificates."""
+    attribute = x509.NameAttribute(NAME.COMMON_NAME, value, _type=kind, _validate=False)
+    assert read_certificate(certificate(x509.RelativeDistinguishedName([attribute]))).subject == expected
+
+
+def test_names_beyond_utf8_have_no_principal(tmp_path: Path) -> None:
+    """Java replaces the bytes, so that several names become one."""
+    tls = ListenerTls("A", SecurityConfig(key_store_file=str(Authority(tmp_path).issue("127.0.0.1"))))
+    attribute = x509.NameAttribute(NAME.COMMON_NAME, "é", _type=_ASN1Type.BMPString)
+    der = certificate(x509.RelativeDistinguishedName([attribute]))
+    assert read_certificate(der).subject == "CN=\\00\ufffd"
+    with pytest.raises(UnmappedName, match="is not UTF-8"):
+        tls.principal(der)
 
 
 def test_several_attributes_in_one_part() -> None:

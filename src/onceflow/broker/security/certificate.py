@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 SEQUENCE, SET, EXPLICIT_VERSION = 0x30, 0x31, 0xA0
 UTC_TIME = 0x17
-STRINGS = {12: "utf-8", 18: "ascii", 19: "ascii", 20: "latin-1", 22: "ascii", 28: "utf-32-be", 30: "utf-16-be"}
-"""Encodings of the string types, by tag."""
+STRINGS = frozenset((12, 19, 20, 22, 27, 30))
+"""Tags of the string types that Java writes as text. It takes the bytes of each as UTF-8, also those of BMPString."""
 KEYWORDS = {
     "2.5.4.3": "CN",
     "2.5.4.6": "C",
@@ -24,6 +24,7 @@ KEYWORDS = {
     "0.9.2342.19200300.100.1.25": "DC",
 }
 """RFC 2253's names of attributes; others are written as their object identifier."""
+ESCAPED = ',=+<>#;"\\'
 
 
 class MalformedCertificate(ValueError):
@@ -85,9 +86,10 @@ def _distinguished_name(name: bytes) -> str:
 def _attribute(attribute: bytes) -> str:
     (_tag, identifier), (tag, value) = _elements(attribute)
     dotted = _object_identifier(identifier)
-    if dotted not in KEYWORDS or tag not in STRINGS:
-        return f"{dotted}=#{_encoded(tag, value).hex()}"
-    return f"{KEYWORDS[dotted]}={_escaped(value.decode(STRINGS[tag]))}"
+    keyword = KEYWORDS.get(dotted)
+    if keyword is None or tag not in STRINGS:
+        return f"{keyword or dotted}=#{_encoded(tag, value).hex()}"
+    return f"{keyword}={_escaped(value.decode(errors='replace'))}"
 
 
 def _encoded(tag: int, value: bytes) -> bytes:
@@ -109,12 +111,9 @@ def _object_identifier(content: bytes) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape what RFC 2253 does, section 2.4, and NUL."""
-    escaped = "".join(
-        "\\00" if letter == "\0" else f"\\{letter}" if letter in ',+"\\<>;' else letter for letter in text
+    """Escape as Java does (sun.security.x509.AVA): more than RFC 2253 demands, and NUL."""
+    start, end = len(text) - len(text.lstrip(" \r")), len(text.rstrip(" \r"))
+    return "".join(
+        "\\00" if letter == "\0" else f"\\{letter}" if letter in ESCAPED or not start <= index < end else letter
+        for index, letter in enumerate(text)
     )
-    if escaped[:1] in ("#", " "):
-        escaped = "\\" + escaped
-    if escaped.endswith(" ") and text != " ":
-        escaped = escaped[:-1] + "\\ "
-    return escaped

@@ -30,6 +30,8 @@ VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3
 BEGIN_CERTIFICATE, END_CERTIFICATE = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 NAME_CHARACTERS_MAX = 4096
 """Length of a client's name: a pattern of the mapping rules may need its square."""
+REPLACEMENT = "\ufffd"
+"""Character in place of bytes that are not UTF-8."""
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----")
 
 
@@ -106,6 +108,9 @@ class ListenerTls(_Certificates):
             raise UnmappedName(f"the client's certificate is {error}") from error
         if len(subject) > NAME_CHARACTERS_MAX:
             raise UnmappedName(f"the client's name has {len(subject)} characters, more than {NAME_CHARACTERS_MAX}")
+        if REPLACEMENT in subject:
+            # Different names would be one.
+            raise UnmappedName(f"the client's name {subject!r} is not UTF-8")
         name = map_name(self._rules, subject)
         if name is None:
             raise UnmappedName(f"no rule of ssl.principal.mapping.rules matches the client's name {subject!r}")
