@@ -271,6 +271,38 @@ def test_a_lasting_outage_ends_it(clusters: Clusters) -> None:
     assert mirror.progress.restarts > 0
 
 
+def test_a_target_that_refuses_ends_it(clusters: Clusters) -> None:
+    """Reading from the source does not count as progress while no transaction can be committed."""
+    clusters.source.create_topic(clusters.topic, 1)
+    clusters.write("a")
+    with Cluster(clusters.target.bootstrap, timeout_ms=100) as target:
+        clusters.target_broker.faults.fail("Produce", "NOT_ENOUGH_REPLICAS", topic=clusters.topic, times=None)
+        clock = iter(range(0, 1_000_000, 100))
+        mirror = Mirror(
+            clusters.source,
+            target,
+            clusters.settings(retry_timeout_s=3_000.0),
+            clock=lambda: float(next(clock)),
+            sleep=lambda _s: None,
+        )
+        with pytest.raises(ClientError, match="NOT_ENOUGH_REPLICAS"):
+            mirror.run(lambda: mirror.progress.restarts > 20)
+    assert 0 < mirror.progress.restarts < 20
+
+
+def test_an_outage_after_the_begin_is_retried(clusters: Clusters) -> None:
+    """The source fails before its first response with records."""
+    clusters.source.create_topic(clusters.topic, 1)
+    clusters.write("a")
+    with Cluster(clusters.source.bootstrap, timeout_ms=100) as source:
+        clusters.source_broker.faults.fail("ListOffsets", "NOT_LEADER_OR_FOLLOWER", topic=clusters.topic, times=3)
+        settings = clusters.settings(retry_timeout_s=10_000.0)
+        clock = iter(range(1_000_000, 2_000_000))
+        mirror = Mirror(source, clusters.target, settings, clock=lambda: float(next(clock)), sleep=lambda _s: None)
+        mirror.run(lambda: False, once=True)
+    assert (clusters.copied(), mirror.progress.restarts > 0) == (["a"], True)
+
+
 @pytest.mark.remedy(Remedy.OTHER_CLUSTER)
 def test_a_cluster_is_not_mirrored_onto_itself(clusters: Clusters) -> None:
     with pytest.raises(MirrorStopped, match="the same cluster") as raised:

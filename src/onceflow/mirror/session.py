@@ -85,7 +85,7 @@ class Context:
     began_s: float = 0.0
     """Begin of the last transaction."""
     progressed_s: float = 0.0
-    """Time of the last response with records or of the last commit."""
+    """Time of the last commit, of the last response without new records, and of the begin."""
     shows_progress: bool = True
 
     @property
@@ -133,7 +133,9 @@ class Session:
         self._positions.update(stored.positions)
         with _Transaction(self._context, self._producer):
             self._producer.send(names.positions, owner_value(self._context.owner), OWNER_KEY, partition=0)
-        self._context.has_begun = True
+        if not self._context.has_begun:
+            self._context.has_begun = True
+            self._context.progressed_s = self._context.clock()
 
     def loop(self, is_stopping: Callable[[], bool], *, once: bool) -> None:
         """Mirror until a stop."""
@@ -238,13 +240,13 @@ class Session:
     def _fetch(self, work: _Work, wait_ms: int) -> None:
         if not self._order:
             self._context.sleep(wait_ms / 1000)
+            self._context.progressed_s = self._context.clock()
             return
         self._order.rotate(-1)
         offsets = {part: work.offsets.get(part, self._positions[part].source_offset) for part in self._order}
         fetched = self._source.fetch_topics(
             offsets, size_bytes_max=FETCH_BYTES, wait_ms=wait_ms, read_committed=self._settings.read_committed
         )
-        self._context.progressed_s = self._context.clock()
         lag = dict(self._context.progress.lag)
         for part, content in fetched.items():
             for copy in copies(content, offsets[part], self._settings.codec):
@@ -256,6 +258,9 @@ class Session:
             end = content.last_stable_offset if self._settings.read_committed else content.high_watermark
             lag[part] = max(0, end - self._positions[part].source_offset)
         self._context.progress.lag = lag
+        if not work.offsets:
+            # Otherwise its commit is the progress: a target that refuses every transaction must end the mirror.
+            self._context.progressed_s = self._context.clock()
 
     def _write(self, work: _Work) -> None:
         """Write the work in one transaction."""
