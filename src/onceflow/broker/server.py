@@ -42,6 +42,7 @@ from onceflow.broker.security.sasl import Validate
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
 from onceflow.wire import apis
+from onceflow.wire.acls import AclOperation
 from onceflow.wire.errors import ErrorCode, UnsupportedVersion
 from onceflow.wire.frames import (
     RequestHeader,
@@ -330,17 +331,24 @@ class Broker:
                 return
         self._handlers[api_key](node, request)
 
-    def _decode(self, frame: memoryview) -> Generator[int, None, Handle]:
+    def _decode(self, frame: memoryview, connection: Connection) -> Generator[int, None, Handle]:
         """Decode a large request (`connection.Decode`), except Fetch, whose handler has a faster parser."""
         try:
             header = read_request_header(frame, self.config.request_tags_max, self._apis)
         except UnsupportedVersion:
             return self._handle
-        if header.api.key == apis.FETCH:
+        if header.api.key == apis.FETCH or not self._may_act_as_broker(header.api.key, connection):
             return self._handle
         decoding = decode_request_in_steps(frame, header, elements_max=self._elements_max(header))
         body, seconds = yield from timed_decoding(decoding)
         return partial(self._handle_decoded, header, body, seconds)
+
+    def _may_act_as_broker(self, api_key: int, connection: Connection) -> bool:
+        """Return False for a request between brokers that will be refused: its elements have no limit."""
+        authorizer = self.node.authorizer
+        if authorizer is None or api_key not in apis.INTER_BROKER_APIS:
+            return True
+        return authorizer.access(connection.principal, connection.peer_host).may_on_cluster(AclOperation.CLUSTER_ACTION)
 
     def _handle_decoded(
         self,

@@ -129,8 +129,8 @@ class Interception:
     def decoding(self, decode: Decode) -> Decode:
         """Return `decode` so that large requests meet the faults when they are decoded."""
 
-        def decode_intercepted(frame: memoryview) -> Generator[int, None, Handle]:
-            handle = yield from decode(frame)
+        def decode_intercepted(frame: memoryview, connection: Connection) -> Generator[int, None, Handle]:
+            handle = yield from decode(frame, connection)
             return self.handling(handle)
 
         return decode_intercepted

@@ -52,7 +52,7 @@ class Served:
         if not self.is_silent:
             reply.send([struct.pack(">i", 4) + bytes(frame[:4])])
 
-    def decode(self, _frame: memoryview) -> Generator[int, None, Handle]:
+    def decode(self, _frame: memoryview, _connection: Connection) -> Generator[int, None, Handle]:
         """Yield one step for each of `decode_turns`."""
         while self.decode_turns > 0:
             self.decode_turns -= 1
@@ -587,7 +587,7 @@ def test_a_stopping_broker_handles_no_large_request() -> None:
 
 @pytest.mark.parametrize("error", [MalformedFrame("no such bytes"), ValueError("a mistake")])
 def test_undecodable_large_request(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_served: Served, _frame: memoryview) -> Generator[int, None, Handle]:
+    def fails(_served: Served, _frame: memoryview, _connection: Connection) -> Generator[int, None, Handle]:
         yield 1
         raise error
 

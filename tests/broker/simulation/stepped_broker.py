@@ -231,9 +231,9 @@ class SteppedBroker:
         """Handle a frame, like a connection."""
         self._broker._handle(frame, reply, connection)
 
-    def decode(self, frame: memoryview) -> Generator[int, None, Handle]:
+    def decode(self, frame: memoryview, connection: Any) -> Generator[int, None, Handle]:
         """Decode a large frame, like a connection."""
-        return self._broker._decode(frame)
+        return self._broker._decode(frame, connection)
 
     def send(self, frame: bytes, response: Callable[[bytes], None]) -> None:
         """Send a frame with its size; `respond` gets the response without its size, b"" if the connection is closed."""

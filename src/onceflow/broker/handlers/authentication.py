@@ -111,7 +111,7 @@ class Authenticator:
         """Serve one frame of a connection."""
         self._serve(self._handle, frame, reply, connection)
 
-    def decode(self, frame: memoryview) -> Generator[int, None, Handle]:
+    def decode(self, frame: memoryview, connection: Connection) -> Generator[int, None, Handle]:
         """Decode a large request of an authenticated client."""
         try:
             key = read_request_header(frame).api.key
@@ -119,7 +119,7 @@ class Authenticator:
             return self.handle
         if key in (apis.SASL_HANDSHAKE, apis.SASL_AUTHENTICATE, apis.API_VERSIONS):
             return self.handle
-        handle = yield from self._decode(frame)
+        handle = yield from self._decode(frame, connection)
         return partial(self._serve, handle)
 
     def _serve(self, handle: Handle, frame: memoryview, reply: Reply, connection: Connection) -> None:

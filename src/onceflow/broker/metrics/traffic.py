@@ -107,8 +107,8 @@ class Traffic:
     def decoding(self, decode: Decode) -> Decode:
         """Return `decode` so that the large requests are counted when they are handled."""
 
-        def decode_metered(frame: memoryview) -> Generator[int, None, Handle]:
-            handle = yield from decode(frame)
+        def decode_metered(frame: memoryview, connection: Connection) -> Generator[int, None, Handle]:
+            handle = yield from decode(frame, connection)
             return self.handling(handle)
 
         return decode_metered

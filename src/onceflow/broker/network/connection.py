@@ -58,7 +58,7 @@ DRAINED_BYTES_MAX = 1024 * 1024
 _FETCH_KEY, _PRODUCE_KEY = apis.FETCH.to_bytes(2, "big"), apis.PRODUCE.to_bytes(2, "big")
 
 Handle = Callable[[memoryview, Reply, "Connection"], None]
-Decode = Callable[[memoryview], Generator[int, None, Handle]]
+Decode = Callable[[memoryview, "Connection"], Generator[int, None, Handle]]
 """Decodes a large request in steps, for `DeferredCalls.add_large`, and returns its `Handle`. Raises WireError."""
 
 
@@ -270,7 +270,7 @@ class Connection(SendingHalf):
             self._handle_later()
             return
         try:
-            handle = yield from self._decode(frame)
+            handle = yield from self._decode(frame, self)
         except WireError as error:
             self.close(str(error))
             return
