@@ -283,6 +283,22 @@ def test_what_cannot_be_used_is_refused(authority: Authority, tmp_path: Path) ->
         assert "PRIVATE" not in str(refused.value)
 
 
+def test_comments_of_authorities_may_have_any_letter(authority: Authority, tmp_path: Path) -> None:
+    """Bundles have names in them. A damaged certificate is refused, also while the broker runs."""
+    certificate = authority.trusted.read_text()
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text(f"# NetLock Arany Főtanúsítvány\n{certificate}", encoding="utf-8")
+    security = SecurityConfig(key_store_file=str(authority.issue(HOST)), trust_store_file=str(bundle))
+    tls = ListenerTls("A", security)
+    assert len(tls.context.get_ca_certs()) == 1
+    bundle.write_text(certificate.replace("MII", "MIő"), encoding="utf-8")
+    loaded = tls.context
+    tls.reload_if_changed()
+    assert tls.context is loaded
+    with pytest.raises(InvalidTls, match=r"bundle\.pem cannot be used"):
+        ListenerTls("A", security)
+
+
 def test_the_start_stops_with_one_message(authority: Authority, tmp_path: Path) -> None:
     options = ("--listen", f"SSL://{HOST}:0", "--ssl-keystore-location", str(tmp_path / "missing.pem"))
     refused = CliRunner().invoke(onceflow, ["broker", "--data", str(tmp_path / "data"), *options])

@@ -187,7 +187,8 @@ def _load_trusted(listener: str, context: ssl.SSLContext, security: SecurityConf
     else:
         return
     try:
-        context.load_verify_locations(cadata=text)
+        # Bundles of authorities have names in comments; text with any other letter is a TypeError.
+        context.load_verify_locations(cadata=text.encode("ascii", errors="replace").decode())
     except (ssl.SSLError, ValueError) as error:
         raise InvalidTls(f"listener {listener}: {name} cannot be used: {_reason(error)}") from error
 
