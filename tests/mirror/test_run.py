@@ -12,6 +12,7 @@ from onceflow.client.errors import ClientError, RequestRefused
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.mirror.errors import MirrorFenced, MirrorStopped
 from onceflow.mirror.run import Mirror
+from onceflow.mirror.topics import Topics
 from onceflow.remedies import Remedy
 from onceflow.testing import Broker
 from onceflow.wire.batch import batches
@@ -421,6 +422,25 @@ def test_a_deleted_topic_is_dropped(clusters: Clusters, caplog: pytest.LogCaptur
     clusters.mirror().run(is_stopping)
     assert clusters.copied() == ["a"]
     assert "was deleted in the source" in caplog.text
+
+
+def test_topics_deleted_during_a_check_are_dropped(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, so that the check that follows the first failure fails too."""
+    names = [f"{clusters.topic}-{letter}" for letter in "abc"]
+    for name in names:
+        clusters.source.create_topic(name, 1)
+    clusters.write("stays", topic=names[-1])
+    check, deleted = Topics.require_create_time, names[:2]
+
+    def require_create_time(topics: Topics, name: str) -> None:
+        check(topics, name)
+        if name in deleted:
+            deleted.remove(name)
+            clusters.source.delete_topic(name)
+
+    monkeypatch.setattr(Topics, "require_create_time", require_create_time)
+    clusters.run_once()
+    assert (deleted, clusters.copied(names[-1])) == ([], ["stays"])
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import UNAVAILABLE, Cluster
-from onceflow.client.errors import ClientError, InvalidTransaction, ProducerFenced, RequestRefused
+from onceflow.client.errors import ClientError, InvalidTransaction, ProducerFenced, RequestRefused, UnknownTopic
 from onceflow.client.transactional import TransactionalProducer
 from onceflow.mirror.errors import MirrorFenced, MirrorStopped
 from onceflow.mirror.positions import create_topics, read_stored
@@ -67,7 +67,8 @@ class Mirror:
         while True:
             try:
                 self._run_session(is_stopping, once=once)
-            except (*UNAVAILABLE, InvalidTransaction, ProducerFenced, RequestRefused) as error:
+            except (*UNAVAILABLE, InvalidTransaction, ProducerFenced, RequestRefused, UnknownTopic) as error:
+                # UnknownTopic: a topic was deleted while it was checked.
                 self._require_retriable(error)
                 logger.warning("the mirror starts again from its stored positions: %s", error)
                 self._context.progress.restarts += 1
