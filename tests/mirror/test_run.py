@@ -253,6 +253,14 @@ def test_a_refused_group_does_not_stop_it(clusters: Clusters, caplog: pytest.Log
     assert "GROUP_AUTHORIZATION_FAILED" in caplog.text
 
 
+def test_progress_is_shown_after_a_deleted_topic(clusters: Clusters) -> None:
+    clusters.source.create_topic(clusters.topic, 1)
+    clusters.write("a", "b")
+    clusters.source_broker.faults.fail("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION")
+    clusters.run_once()
+    assert clusters.source.committed_offsets(f"onceflow-mirror.{clusters.topic}", clusters.topic) == {0: 3}
+
+
 def test_both_clusters_must_be_reached_first(clusters: Clusters) -> None:
     with Cluster("127.0.0.1:1") as nowhere, pytest.raises(ClientError, match=r"127\.0\.0\.1:1"):
         Mirror(clusters.source, nowhere, clusters.settings()).run(lambda: False)

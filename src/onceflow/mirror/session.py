@@ -27,6 +27,7 @@ from onceflow.mirror.topics import Pair, Topics, id_of
 from onceflow.remedies import Remedy
 from onceflow.wire import TopicPartition
 from onceflow.wire.codecs import Codec
+from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
@@ -314,12 +315,19 @@ class Session:
         for (topic, number), offset in reached.items():
             if self._shown.get((topic, number)) != offset:
                 new.setdefault(topic, {})[number] = offset
-        try:
-            for topic, offsets in new.items():
+        for topic, offsets in new.items():
+            try:
                 self._source.commit_offsets(self._context.names.transactional_id, topic, offsets)
-        except RequestRefused as error:
-            self._context.shows_progress = False
-            logger.warning("the source does not show the mirror's progress, which itself is not affected: %s", error)
+            except RequestRefused as error:
+                if error.error_code == ErrorCode.unknown_topic_or_partition:
+                    # It was deleted, as the next refresh will notice.
+                    reached = {part: offset for part, offset in reached.items() if part[0] != topic}
+                    continue
+                self._context.shows_progress = False
+                logger.warning(
+                    "the source does not show the mirror's progress, which itself is not affected: %s", error
+                )
+                break
         self._shown = reached
         self._shown_s = self._context.clock()
 
