@@ -121,6 +121,15 @@ def test_a_refused_commit_is_an_error(mirrored: Clusters) -> None:
     assert offset_in_target(mirrored, mirrored.topic) is not None
 
 
+def test_deleted_topics_do_not_end_rounds(mirrored: Clusters) -> None:
+    """The target's topic is deleted after the round has read which topics exist."""
+    mirrored.source.commit_offsets(mirrored.topic, mirrored.topic, {0: 6})
+    mirrored.target_broker.faults.fail("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION")
+    groups = translator(mirrored)
+    assert groups.round().committed == 0
+    assert groups.round().committed == 1
+
+
 def test_the_map_is_trimmed_with_the_source(mirrored: Clusters) -> None:
     log = OffsetLog(mirrored.target, Names(mirrored.topic))
     start, end = log.ends()

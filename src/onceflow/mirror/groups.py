@@ -180,14 +180,18 @@ class GroupOffsets:
             committed = current.get((topic, number))
             if committed is None or committed.offset < offset:
                 ahead.setdefault(topic, {})[number] = offset
-        try:
-            for topic, offsets in ahead.items():
+        for topic, offsets in ahead.items():
+            try:
                 self._target.commit_offsets(group, topic, offsets)
+            except RequestRefused as error:
+                if error.error_code in _ACTIVE_CODES:
+                    result.active.add(group)
+                    return
+                # A topic may have been deleted since the round began.
+                if error.error_code != ErrorCode.unknown_topic_or_partition:
+                    raise
+            else:
                 result.committed += len(offsets)
-        except RequestRefused as error:
-            if error.error_code not in _ACTIVE_CODES:
-                raise
-            result.active.add(group)
 
 
 def follow_groups(offsets: GroupOffsets, ended: threading.Event, every_s: float) -> None:
