@@ -1,6 +1,8 @@
 """Clusters in this process: replication, kills, moves and pauses, as clients see them."""
 
 import gc
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -271,3 +273,20 @@ def test_only_replicas_in_sync_lead(shared: Cluster) -> None:
 def shared() -> Iterator[Cluster]:
     with Cluster(3) as running:
         yield running
+
+
+WITHOUT_KAZOO = """
+import sys
+sys.modules["kazoo"] = None
+from onceflow.testing import Cluster
+with Cluster(2) as cluster:
+    print(cluster.create_topic("visits"))
+"""
+
+
+def test_a_cluster_needs_no_kazoo() -> None:
+    """The base install has the fixture, and not the extra [cluster]."""
+    command = [sys.executable, "-c", WITHOUT_KAZOO]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "visits\n"

@@ -150,7 +150,7 @@ def examples(name: str = "testing.md") -> list[str]:
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(len(examples())))
 def test_the_pages_examples_run(tmp_path: Path, number: int) -> None:
     example = examples()[number]
     if "import pytest" in example or "onceflow_topic" in example:

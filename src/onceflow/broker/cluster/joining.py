@@ -20,7 +20,6 @@ from onceflow.broker.cluster.security import RegistrySecurity
 from onceflow.broker.cluster.to_controller import ToController
 from onceflow.broker.cluster.verification import Verifications
 from onceflow.broker.cluster.view import ClusterView
-from onceflow.broker.cluster.zookeeper_security import zookeeper_session
 from onceflow.broker.config import BrokerConfig
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.work_thread import WorkThread
@@ -115,7 +114,12 @@ def register(config: BrokerConfig, clock: Clock, disk: Disk, session: Session | 
 def _open_registry(config: BrokerConfig, clock: Clock, session: Session | None) -> Registry:
     # Certificates that cannot be used stop the start before the broker is registered.
     InterBroker(config)
-    return Registry.open(zookeeper_session(config) if session is None else session, config.node_id, clock)
+    if session is None:
+        # Here, so that the clusters of onceflow.testing need no kazoo.
+        from onceflow.broker.cluster.zookeeper_security import zookeeper_session
+
+        session = zookeeper_session(config)
+    return Registry.open(session, config.node_id, clock)
 
 
 class Joining:
