@@ -29,7 +29,13 @@ def own_variables() -> dict[str, str]:
 def test_the_ten_lines_set_up_security(tmp_path: Path) -> None:
     """The broker that the lines start in the background is ended at the end."""
     (block,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    lines = block.replace(PORT, str(free_port())).splitlines()
+    (allow,) = re.findall(r"^\$ (onceflow .* --group reports)$", PAGE.read_text(), re.MULTILINE)
+    program = next(
+        text for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "Consumer" in text
+    )
+    port = str(free_port())
+    (tmp_path / "client.py").write_text(program.replace(PORT, port))
+    lines = [*block.replace(PORT, port).splitlines(), allow, "python client.py"]
     refused = "! onceflow --config-file ada.conf topic create other 2> refused.txt"
     script = "\n".join(["set -eu", "trap 'kill %1; wait' EXIT", *lines, refused])
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -48,7 +54,7 @@ def test_the_ten_lines_set_up_security(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == 0, errors
-    assert out.splitlines()[-1] == "click", out
+    assert out.splitlines()[-3:] == ["click", "added 1 ACL", "b'click'"], out
     assert "TOPIC_AUTHORIZATION_FAILED" in (tmp_path / "refused.txt").read_text()
     password = (tmp_path / "ada.password").read_text().strip()
     assert password not in errors + out
