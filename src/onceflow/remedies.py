@@ -192,6 +192,7 @@ class Remedy(StrEnum):
     START_ZOOKEEPER = "start ZooKeeper"
     FIX_NODE = "restore the node's value"
     OTHER_CHROOT = "choose another chroot in zookeeper.connect"
+    OTHER_BROKER_ID = "choose another --broker-id"
     RESTART_BROKER = "restart the broker"
     SET_AT_START = "set them in the broker's file or options and restart it"
     ASK_ALONE = "request them separately"
@@ -243,7 +244,7 @@ class Remedy(StrEnum):
 
     ACCEPT_MIRROR_LOSS = "accept the loss with --accept-data-loss"
     DELETE_TARGET_TOPIC = "delete that topic"
-    APPEND_TO_TARGET = "mirror behind them with --append"
+    APPEND_TO_TARGET = "mirror after them with --append"
     OTHER_MIRROR_NAME = "give one of them another --name"
     KEEP_TIMESTAMPS = "set it with 'onceflow config set {topic} message.timestamp.type=CreateTime'"
     OTHER_CLUSTER = "specify another cluster with --to"

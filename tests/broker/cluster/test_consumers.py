@@ -121,8 +121,8 @@ def test_consume_is_a_member_of_the_group(broker: Broker, tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--zookeeper", "zk:2181"], "--zookeeper and --group require each other"),
-        (["--group", "g"], "--zookeeper and --group require each other"),
+        (["--zookeeper", "zk:2181"], "--zookeeper needs --group"),
+        (["--group", "g"], "--group needs --zookeeper; without both, every record"),
         (["--zookeeper", "zk:2181", "--group", "g", "--partition", "1"], "have no effect with --zookeeper"),
         (["--zookeeper-config", os.devnull], "--zookeeper-config has no effect without --zookeeper"),
         (["--zookeeper", "zk:2181", "--group", "g", "--offset", "47"], "--offset is start or end with --zookeeper"),

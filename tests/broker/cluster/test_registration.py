@@ -52,7 +52,7 @@ def is_listening(bootstrap: str) -> bool:
     return True
 
 
-@pytest.mark.remedy(Remedy.STOP_BROKER, Remedy.OTHER_CHROOT)
+@pytest.mark.remedy(Remedy.STOP_BROKER, Remedy.OTHER_BROKER_ID, Remedy.OTHER_CHROOT)
 def test_taken_id_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) -> None:
     with new_broker(tmp_path / "first") as first:
         address = first.bootstrap_servers
@@ -60,7 +60,10 @@ def test_taken_id_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) 
             new_broker(tmp_path / "second").start()
         assert address in str(why.value)
         remedies.find(Remedy.STOP_BROKER, str(why.value))
+        remedies.find(Remedy.OTHER_BROKER_ID, str(why.value))
         remedies.find(Remedy.OTHER_CHROOT, str(why.value))
+        with new_broker(tmp_path / "other-id", broker_id=2):
+            assert tree.exists("/brokers/ids/2")
         with new_broker(tmp_path / "second", zookeeper_connect=f"{tree.connect}/other"):
             assert tree.exists("/other/brokers/ids/1")
         assert tree.exists("/brokers/ids/1")

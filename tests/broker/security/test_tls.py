@@ -255,7 +255,11 @@ def unusable(authority: Authority, directory: Path) -> dict[str, SecurityConfig]
     only_key = directory / "key.pem"
     only_key.touch(0o600)
     only_key.write_text(key)
+    only_certificate = directory / "authority.pem"
+    only_certificate.touch(0o600)
+    only_certificate.write_text(certificates)
     return {
+        "authority.pem has no private key": SecurityConfig(key_store_file=str(only_certificate)),
         "TLS needs ssl.keystore.location": SecurityConfig(),
         "ssl.keystore.key and ssl.keystore.certificate.chain": SecurityConfig(key=key),
         "exclude each other": SecurityConfig(key_store_file=str(good), key=key),

@@ -84,7 +84,7 @@ def test_an_empty_password_is_refused(tmp_path: Path) -> None:
     assert "the password must not be empty" in refused.stderr
     refused = run("add", "ada", "--data", str(tmp_path / "data"), "--password-file", str(tmp_path / "missing"))
     assert refused.exit_code == 2
-    assert "missing cannot be read: [Errno 2]" in refused.stderr
+    assert "missing cannot be read: No such file or directory\n" in refused.stderr
 
 
 def test_passwords_are_in_no_output(broker: InnerBroker, password_file: Path, tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ class Registry:
             raise RegistrationRefused(
                 f"broker.id {self.broker_id} is registered in ZooKeeper by the broker on"
                 f" {', '.join(former.endpoints)};"
-                f" {Remedy.STOP_BROKER}, or {Remedy.OTHER_CHROOT}"
+                f" {Remedy.STOP_BROKER}, {Remedy.OTHER_BROKER_ID}, or {Remedy.OTHER_CHROOT}"
             )
 
     def _wait_until_deleted(self, path: str, deadline: float) -> bool:

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 BEGIN_CERTIFICATE, END_CERTIFICATE = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+END_PRIVATE_KEY = "PRIVATE KEY-----"
 NAME_CHARACTERS_MAX = 4096
 """Length of a client's name: a pattern of the mapping rules may need its square."""
 REPLACEMENT = "\ufffd"
@@ -161,6 +162,10 @@ def _load_key(listener: str, context: ssl.SSLContext, security: SecurityConfig) 
             " ssl.keystore.certificate.chain"
         )
     _check_time(listener, name, text)
+    if END_PRIVATE_KEY not in text:
+        raise InvalidTls(
+            f"listener {listener}: {name} has no private key; expected the key and its certificates in one PEM text"
+        )
     try:
         file = security.key_store_file
         with contextlib.nullcontext(file) if file is not None else _private_file(text) as path:

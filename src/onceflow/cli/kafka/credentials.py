@@ -232,7 +232,8 @@ def _password(path: Path | None) -> str:
                 raise PasswordFileOpen(f"--password-file {path}: other users can read it; {MODE}")
             text = path.read_text(encoding="utf-8").partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
-            raise click.BadParameter(f"{path} cannot be read: {error}", param_hint="--password-file") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise click.BadParameter(f"{path} cannot be read: {reason}", param_hint="--password-file") from error
     password = text.rstrip("\r\n")
     if not password:
         raise click.BadParameter("the password must not be empty", param_hint="--password-file")

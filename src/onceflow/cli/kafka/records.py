@@ -167,8 +167,10 @@ def _consume_as_member(
     """Print records as a member of a group in ZooKeeper; commit at the end what was printed."""
     if config is not None and zookeeper is None:
         raise click.UsageError("--zookeeper-config has no effect without --zookeeper")
-    if zookeeper is None or group is None:
-        raise click.UsageError("--zookeeper and --group require each other")
+    if zookeeper is None:
+        raise click.UsageError("--group needs --zookeeper; without both, every record of the topic is read")
+    if group is None:
+        raise click.UsageError("--zookeeper needs --group")
     refuse_together(
         ("partitions", "exit_at_end", "read_uncommitted", "bootstrap"),
         "--partition, --exit-at-end, --read-uncommitted and --bootstrap have no effect with --zookeeper",
