@@ -45,6 +45,8 @@ from onceflow.zookeeper.session import (
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.1
+FORMER_SESSIONS = 1.5
+"""Wait for a former session, in time-outs: ZooKeeper ends it up to a tick late, and a time-out is two ticks or more."""
 OPERATIONS_IN_A_WRITE = 500
 """About 200 KB of states; ZooKeeper's limit of a request is 1 MB (jute.maxbuffer)."""
 DELETIONS_IN_A_WRITE = 1000
@@ -208,7 +210,7 @@ class Registry:
         session = self.zookeeper.session_id
         if session == self._registered_session:
             return
-        self._register(session, time.monotonic() + self.zookeeper.session_seconds)
+        self._register(session, time.monotonic() + FORMER_SESSIONS * self.zookeeper.session_seconds)
         if self._term is not None:
             former, term = self._term, self._become_controller(session)
             is_next = term is not None and term.epoch == former.epoch + 1
