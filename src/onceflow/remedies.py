@@ -189,6 +189,7 @@ class Remedy(StrEnum):
     DELETE_SOME = "delete records or topics"
     RESTORE_DIRECTORY = "restore the directory"
     START_BROKER_AGAIN = "start the broker again"
+    START_ENDED_BROKER = "start it again with '{command}'"
     START_ZOOKEEPER = "start ZooKeeper"
     FIX_NODE = "restore the node's value"
     OTHER_CHROOT = "choose another chroot in zookeeper.connect"

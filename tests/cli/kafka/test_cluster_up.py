@@ -1,13 +1,17 @@
 """`onceflow cluster up`: brokers and a ZooKeeper on this machine, all ended by Ctrl-C."""
 
 import json
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +21,7 @@ from onceflow.cli import onceflow
 from onceflow.remedies import Remedy
 from tests import remedies
 from tests.broker.cluster.zookeeper_process import jars
+from tests.broker.driven_broker import eventually
 
 
 def command(*arguments: str) -> list[str]:
@@ -46,6 +51,43 @@ def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
     assert not any(services.is_listening(int(port)) for port in match.groups()[1:])
 
 
+@contextmanager
+def terminated(words: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a command, and end it with the test, also with one that fails."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **streams) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@pytest.mark.remedy(Remedy.START_ENDED_BROKER)
+def test_a_killed_broker_leaves_the_others(tmp_path: Path) -> None:
+    """The message has the command that starts it again; without any broker the command ends."""
+    libraries = jars() if shutil.which("java") else None
+    if libraries is None:
+        pytest.skip("no Java or no jars of ZooKeeper: apt install default-jre-headless maven")
+    data, errors = tmp_path / "cluster", tmp_path / "errors.txt"
+    where = ["--zookeeper-jars", str(libraries), "--data", str(data), "--port", str(services.free_port())]
+    with errors.open("w") as file, terminated(command("up", "-n", "2", *where), stderr=file) as running:
+        assert running.stdout is not None
+        lines = [running.stdout.readline() for _ in range(3)]
+        pids = re.findall(r"^broker \d   127\.0\.0\.1:\d+   pid (\d+)$", "".join(lines), re.MULTILINE)
+        assert len(pids) == 2, lines
+        os.kill(int(pids[1]), signal.SIGKILL)
+        eventually(lambda: "\n" in errors.read_text(), "a message")
+        message = errors.read_text()
+        assert message.startswith("broker-2 exited with code -9, and the others continue; ")
+        assert message.count("\n") == 1
+        words = remedies.command(Remedy.START_ENDED_BROKER, message, "command")
+        with terminated([sys.executable, "-m", *words]) as again:
+            assert again.stdout is not None
+            assert again.stdout.readline().startswith("listening on ")
+        os.kill(int(pids[0]), signal.SIGKILL)
+        assert running.wait(60) == 1
+    assert "broker-1 exited with code -9" in errors.read_text()
+
+
 def test_a_broker_that_ends_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here because what listens does not respond."""
     monkeypatch.setenv("ONCEFLOW_BROKER_ZOOKEEPER_CONNECTION_TIMEOUT_MS", "100")
@@ -72,7 +114,7 @@ def test_nothing_starts_without_zookeeper(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "specify either --zookeeper of a running one, or --zookeeper-jars"),
+        ([], "a cluster needs one ZooKeeper: specify either --zookeeper HOST:PORT"),
         (["--zookeeper", "a:1", "--zookeeper-jars", "."], "specify either --zookeeper"),
         (["-n", "0", "--zookeeper", "a:1"], "0 is not in the range"),
         (["--zookeeper-jars", "./nowhere"], "does not exist"),

@@ -93,9 +93,10 @@ def status(context: click.Context, bootstrap: str, as_json: bool) -> None:
 def up(brokers: int, zookeeper: str | None, zookeeper_jars: Path | None, data: Path, port: int) -> None:
     """Run brokers on this machine until Ctrl-C, to try out a cluster.
 
-    Prints "bootstrap servers HOST:PORT,…" when all brokers serve clients. Topics have up to three replicas. The
-    brokers find each other in a ZooKeeper: a running one, or one that is started with Java and its jars. If a process
-    ends, all are stopped, and the exit code is 1.
+    Prints "bootstrap servers HOST:PORT,…" and the process of each broker when all serve clients. Topics have up to
+    three replicas. The brokers find each other in a ZooKeeper: a running one, or one that is started with Java and its
+    jars. If a broker ends, such as by kill -9, the others continue, and the command that starts it again is printed.
+    If none is left or ZooKeeper ends, all are stopped, and the exit code is 1.
 
     \b
     Examples:
@@ -105,14 +106,17 @@ def up(brokers: int, zookeeper: str | None, zookeeper_jars: Path | None, data: P
     from onceflow.cli.kafka.local_cluster import LocalCluster
 
     if (zookeeper is None) == (zookeeper_jars is None):
-        raise click.UsageError("specify either --zookeeper of a running one, or --zookeeper-jars to start one")
+        raise click.UsageError(
+            "a cluster needs one ZooKeeper: specify either --zookeeper HOST:PORT of one that is running, or "
+            "--zookeeper-jars DIRECTORY to start one from its jars"
+        )
     with LocalCluster(data, brokers, port) as local:
         if zookeeper_jars is not None:
             zookeeper = local.start_zookeeper(zookeeper_jars)
         assert zookeeper is not None
         local.start_brokers(zookeeper)
-        click.echo(f"bootstrap servers {local.bootstrap}")
-        local.watch()
+        click.echo("\n".join((f"bootstrap servers {local.bootstrap}", *local.processes())))
+        local.watch(lambda line: click.echo(line, err=True))
 
 
 def _status(description: "ClusterDescription", partitions: Sequence["PartitionReplicas"]) -> dict[str, Any]:

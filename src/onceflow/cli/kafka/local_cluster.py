@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import importlib.util
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class LocalCluster:
         self._count = brokers
         self._port = port
         self._ports: dict[int, int] = {}
+        self._restarts: dict[str, str] = {}
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> "LocalCluster":
@@ -109,17 +111,34 @@ class LocalCluster:
         began = {broker_id: self._log_size(f"broker-{broker_id}") for broker_id in self._ports}
         for broker_id, port in self._ports.items():
             name = f"broker-{broker_id}"
-            where = ["--data", str(self._directory / name), "--listen", f"127.0.0.1:{port}"]
+            where = ["--data", str(self._directory.resolve() / name), "--listen", f"127.0.0.1:{port}"]
             cluster = ["--zookeeper-connect", zookeeper, "--broker-id", str(broker_id)]
             factor = ["--default-replication-factor", str(min(self._count, REPLICATION_FACTOR_MAX))]
-            self._start(name, [sys.executable, "-m", "onceflow", "broker", *where, *cluster, *factor])
+            arguments = ["broker", *where, *cluster, *factor]
+            self._restarts[name] = shlex.join(["onceflow", *arguments])
+            self._start(name, [sys.executable, "-m", "onceflow", *arguments])
         for broker_id, start in began.items():
             self._await(f"broker-{broker_id}", lambda: self._has_started(broker_id, start))  # noqa: B023
 
-    def watch(self) -> None:
-        """Return never: Ctrl-C raises, and so does a process that ends."""
+    def processes(self) -> list[str]:
+        """Return a line for each broker with its address and its process, for instance to kill it."""
+        children = self._supervisor.children
+        return [
+            f"broker {broker_id}   127.0.0.1:{port}   pid {children[f'broker-{broker_id}'].pid}"
+            for broker_id, port in self._ports.items()
+        ]
+
+    def watch(self, report: Callable[[str], None]) -> None:
+        """Report each broker that ends. Raises ChildFailed if ZooKeeper or the last broker ends; Ctrl-C raises too."""
+        reported: set[str] = set()
         while True:
-            self._check()
+            ended = {child.name: child for child in self._supervisor.ended()}
+            if "zookeeper" in ended or ended.keys() >= self._restarts.keys():
+                self._check()
+            for name in sorted(ended.keys() - reported):
+                reported.add(name)
+                restart = Remedy.START_ENDED_BROKER.format(command=self._restarts[name])
+                report(f"{name} exited with code {ended[name].code}, and the others continue; {restart}")
             time.sleep(LOOK_SECONDS)
 
     def _log(self, name: str) -> Path:
