@@ -19,7 +19,6 @@ from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 from onceflow.spark import offsets
 from onceflow.spark.exactly_once.batch import NO_BATCH, Batch
-from onceflow.spark.exactly_once.checkpoint_lock import java_class
 
 _NO_OFFSETS = "-"
 _PATH = "org.apache.hadoop.fs.Path"
@@ -39,6 +38,15 @@ class CheckpointUnreadable(OnceflowError):
 
 class CheckpointNotSynced(OnceflowError):
     """The file system failed to sync the checkpoint to disk."""
+
+
+def java_class(session: Any, name: str) -> Any:
+    """Return a class of the session's JVM by its full name.
+
+    `jvm.java.io.File` asks the JVM whether `java` and `java.io` are classes, and it searches all of Spark's jars for
+    them, twenty times as long as for the class.
+    """
+    return getattr(session._jvm, name)
 
 
 def other_query(session: Any, checkpoint: "Checkpoint") -> str | None:

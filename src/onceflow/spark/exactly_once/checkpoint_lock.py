@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
+from onceflow.spark.exactly_once.checkpoint import java_class
 
 _log = logging.getLogger(__name__)
 
@@ -32,15 +33,6 @@ _POLL_S = 0.2
 
 # Channels that must stay open: closing one would release a lock that its JVM holds through another.
 _never_closed: list[Any] = []
-
-
-def java_class(session: Any, name: str) -> Any:
-    """Return a class of the session's JVM by its full name.
-
-    `jvm.java.io.File` asks the JVM whether `java` and `java.io` are classes, and it searches all of Spark's jars for
-    them, twenty times as long as for the class.
-    """
-    return getattr(session._jvm, name)
 
 
 class CheckpointInUse(OnceflowError):
