@@ -1,14 +1,17 @@
 """Jobs that share a session: all run until the last is over, and a failure of one stops the others."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 
 from onceflow.clicks.job import StreamingJob, stream_jobs
-from onceflow.clicks.restarts import RestartLimits, Restarts
+from onceflow.clicks.restarts import BROKER_UNREACHABLE, RestartLimits, Restarts, restart_reason
 from onceflow.errors import OnceflowError
+from onceflow.spark.errors import SinkStopped
+from tests.clicks.test_restarts import carried, in_spark
 
 SESSION = cast("SparkSession", None)
 WAIT_S = 30
@@ -59,3 +62,13 @@ def test_a_stop_ends_all_jobs() -> None:
 )
 def test_lost_jvm_needs_new_session(results: tuple[bool, bool], are_over: bool) -> None:
     assert stream(*map(Job, results)) is are_over
+
+
+def test_failed_sink_task_is_restarted() -> None:
+    """The broker died while a task read a micro-batch: Spark's error names the task's failure, and then the sink's."""
+    failed = carried(in_spark("onceflow.client.errors.BrokerUnreachable"), SinkStopped)
+    query = SimpleNamespace(exception=lambda: in_spark("onceflow.spark.errors.SinkStopped"), stop=lambda: None)
+    job, sink = SimpleNamespace(_watch=lambda *_: None), SimpleNamespace(failure=failed)
+    with pytest.raises(SinkStopped) as raised:
+        StreamingJob._wait(cast("Any", job), cast("Any", query), cast("Any", sink), threading.Event())
+    assert restart_reason(raised.value) == BROKER_UNREACHABLE

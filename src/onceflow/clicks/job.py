@@ -182,7 +182,8 @@ class StreamingJob(abc.ABC):
             with contextlib.suppress(PySparkException, Py4JError, ConnectionError):
                 query.stop()
         if failed_in_sink is not None:
-            raise failed_in_sink from failure
+            # Its cause decides about a restart; Spark's error ends with the sink's own class.
+            raise failed_in_sink from failed_in_sink.__cause__ or failure
         # The JVM's end is part of a stop; an error of ours is a failure all the same.
         if failure is not None and (not stop.is_set() or own_message(failure)):
             raise QueryFailed(describe_stop(failure)) from failure
