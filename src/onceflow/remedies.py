@@ -195,6 +195,7 @@ class Remedy(StrEnum):
     OTHER_CHROOT = "choose another chroot in zookeeper.connect"
     OTHER_BROKER_ID = "choose another --broker-id"
     RESTART_BROKER = "restart the broker"
+    ALLOW_IT = "allow it with 'onceflow acl add', or use another user"
     SET_AT_START = "set them in the broker's file or options and restart it"
     ASK_ALONE = "request them separately"
 

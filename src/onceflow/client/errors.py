@@ -74,11 +74,21 @@ class InvalidTransaction(ClientError):
     """A call does not match the state of the transaction, here or at its coordinator."""
 
 
+_NOT_ALLOWED = frozenset(
+    {
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.group_authorization_failed,
+        ErrorCode.cluster_authorization_failed,
+        ErrorCode.transactional_id_authorization_failed,
+    }
+)
+
+
 class RequestRefused(ClientError):
     """The broker returned an error code without a class of its own here, in `error_code`."""
 
     def __init__(self, message: str, error_code: ErrorCode) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}; {Remedy.ALLOW_IT}" if error_code in _NOT_ALLOWED else message)
         self.error_code = error_code
 
 

@@ -3,16 +3,21 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from onceflow.remedies import Remedy
 from onceflow.testing import Broker
+from tests import remedies
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
+
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ada" password="secret";'
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +89,23 @@ def test_a_refusal_has_the_brokers_reason(acl: Run, run: Run, broker: object) ->
     assert (refused.returncode, "INVALID_REQUEST (Invalid empty resource name)" in refused.stderr) == (1, True)
     disabled = run("acl", "list")
     assert (disabled.returncode, "SECURITY_DISABLED" in disabled.stderr) == (1, True)
+
+
+@pytest.mark.remedy(Remedy.ALLOW_IT)
+def test_a_refused_user_is_allowed(run: Run, tmp_path: Path) -> None:
+    with Broker(users={"ada": "secret"}, acls=["ada Alter cluster"]) as broker:
+        broker.create_topic("visits")
+        file = tmp_path / "ada.conf"
+        file.touch(0o600)
+        file.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={JAAS}\n")
+
+        def as_ada(*command: str) -> subprocess.CompletedProcess[str]:
+            return run("--config-file", str(file), *command, "--bootstrap", broker.bootstrap_servers)
+
+        refused = as_ada("consume", "visits", "--exit-at-end")
+        assert refused.returncode == 1
+        assert "TOPIC_AUTHORIZATION_FAILED" in refused.stderr
+        remedies.find(Remedy.ALLOW_IT, refused.stderr)
+        added = as_ada("acl", "add", "--principal", "User:ada", "--operation", "Read", "--topic", "visits")
+        assert added.stdout == "added 1 ACL\n", added.stderr
+        assert as_ada("consume", "visits", "--exit-at-end").returncode == 0
