@@ -28,6 +28,16 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "onceflow", "cluster", *arguments]
 
 
+@contextmanager
+def terminated(words: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a command, and end it with the test, also with one that fails."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **streams) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
 def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
     """A second one in the same directory is refused; all processes end."""
     libraries = jars() if shutil.which("java") else None
@@ -35,7 +45,7 @@ def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
         pytest.skip("no Java or no jars of ZooKeeper: apt install default-jre-headless maven")
     data = tmp_path / "cluster"
     where = ["--zookeeper-jars", str(libraries), "--data", str(data), "--port", str(services.free_port())]
-    with subprocess.Popen(command("up", "-n", "2", *where), stdout=subprocess.PIPE, text=True) as running:
+    with terminated(command("up", "-n", "2", *where)) as running:
         assert running.stdout is not None
         line = running.stdout.readline()
         match = re.fullmatch(r"bootstrap servers (127\.0\.0\.1:(\d+),127\.0\.0\.1:(\d+))\n", line)
@@ -49,16 +59,6 @@ def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
     assert not any(services.is_listening(int(port)) for port in match.groups()[1:])
-
-
-@contextmanager
-def terminated(words: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a command, and end it with the test, also with one that fails."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **streams) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
 
 
 @pytest.mark.remedy(Remedy.START_ENDED_BROKER)
