@@ -9,7 +9,7 @@ UV_VERSION := 0.13.8
 export UV_SYSTEM_CERTS ?= 1
 # Tests start hundreds of Pythons; without cached bytecode each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
-# All of their tests have a target of their own; four workers would collect them for nothing.
+# All of their tests have a target of their own; five workers would collect them for nothing.
 NOT_COLLECTED := --ignore=tests/compat --ignore=tests/conformance
 # Otherwise numpy starts a thread for each processor, which takes a third of the start of a Python that uses it.
 export OPENBLAS_NUM_THREADS ?= 1
@@ -36,14 +36,14 @@ demo: install   ## the whole pipeline with a dashboard; SECONDS=20 stops after 2
 
 test: install browser   ## lint, strict types, all tests
 	@$(MAKE) --no-print-directory -j2 lint $(ARCHIVE) collect
-	$(BIN)/python -m pytest -m "not campaign and not compat and not conformance" $(NOT_COLLECTED) -n 4 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not campaign and not compat and not conformance" $(NOT_COLLECTED) -n 5 --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-collect: install  # pytest caches the bytecode of the tests once, before four workers need it
+collect: install  # pytest caches the bytecode of the tests once, before five workers need it
 	@$(BIN)/python -m pytest $(NOT_COLLECTED) --collect-only --quiet --quiet > $(VENV)/collected.txt || { tail $(VENV)/collected.txt; exit 1; }
 
 $(ARCHIVE): $(VENV)/.installed  # class archive of Spark: the tests' JVMs start in half the time
