@@ -38,11 +38,11 @@ from onceflow.broker.network.request import DecodedRequest, Request
 from onceflow.broker.network.throttling import timed_decoding
 from onceflow.broker.node import Node
 from onceflow.broker.security.permissions import WHOLE_REQUESTS
+from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.broker.security.sasl import Validate
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.disk import Disk
 from onceflow.wire import apis
-from onceflow.wire.acls import AclOperation
 from onceflow.wire.errors import ErrorCode, UnsupportedVersion
 from onceflow.wire.frames import (
     RequestHeader,
@@ -322,14 +322,18 @@ class Broker:
     def _serve_if_allowed(self, request: Request) -> None:
         """Serve a request, or refuse it as a whole."""
         node, api_key = self.node, request.header.api.key
-        if node.authorizer is not None and api_key in WHOLE_REQUESTS:
-            access = node.access(request)
-            if not any(map(access.may_on_cluster, WHOLE_REQUESTS[api_key])):
-                self._refusals[api_key](
-                    request, ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
-                )
-                return
+        if node.authorizer is not None and self._is_refused(api_key, request.principal, request.peer_host):
+            self._refusals[api_key](request, ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
+            return
         self._handlers[api_key](node, request)
+
+    def _is_refused(self, api_key: int, principal: KafkaPrincipal, host: str) -> bool:
+        """Return whether a client lacks the permission for any such request."""
+        authorizer = self.node.authorizer
+        if authorizer is None or api_key not in WHOLE_REQUESTS:
+            return False
+        access = authorizer.access(principal, host)
+        return not any(map(access.may_on_cluster, WHOLE_REQUESTS[api_key]))
 
     def _decode(self, frame: memoryview, connection: Connection) -> Generator[int, None, Handle]:
         """Decode a large request (`connection.Decode`), except Fetch, whose handler has a faster parser."""
@@ -337,18 +341,15 @@ class Broker:
             header = read_request_header(frame, self.config.request_tags_max, self._apis)
         except UnsupportedVersion:
             return self._handle
-        if header.api.key == apis.FETCH or not self._may_act_as_broker(header.api.key, connection):
+        if header.api.key == apis.FETCH:
+            return self._handle
+        # A request between brokers has no limit of elements: one that will be refused is not decoded.
+        is_between_brokers = header.api.key in apis.INTER_BROKER_APIS
+        if is_between_brokers and self._is_refused(header.api.key, connection.principal, connection.peer_host):
             return self._handle
         decoding = decode_request_in_steps(frame, header, elements_max=self._elements_max(header))
         body, seconds = yield from timed_decoding(decoding)
         return partial(self._handle_decoded, header, body, seconds)
-
-    def _may_act_as_broker(self, api_key: int, connection: Connection) -> bool:
-        """Return False for a request between brokers that will be refused: its elements have no limit."""
-        authorizer = self.node.authorizer
-        if authorizer is None or api_key not in apis.INTER_BROKER_APIS:
-            return True
-        return authorizer.access(connection.principal, connection.peer_host).may_on_cluster(AclOperation.CLUSTER_ACTION)
 
     def _handle_decoded(
         self,
