@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from onceflow import services
 from onceflow.spark.session import EVERYWHERE, build_session
+from tests.compat.java_programs import QUICK_JVM
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -43,7 +43,7 @@ def main(archive: Path) -> None:
     fresh.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         java_home = str(services.find_java(Path(directory, "java")))
-        options = {JAVA_OPTIONS: f"{EVERYWHERE[JAVA_OPTIONS]} {QUICK} -XX:ArchiveClassesAtExit={fresh}"}
+        options = {JAVA_OPTIONS: f"{EVERYWHERE[JAVA_OPTIONS]} {QUICK_JVM} -XX:ArchiveClassesAtExit={fresh}"}
         log_file = Path(directory, "spark.log")
         spark = build_session("archive", java_home=java_home, log_file=log_file, extra_conf=options)
         load_classes(spark, Path(directory))

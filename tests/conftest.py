@@ -26,6 +26,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.testing import BrokerProcess
 from tests import campaigns, fork_server, process_logs, remedies
+from tests.compat.java_programs import QUICK_JVM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 CLASS_ARCHIVE = Path(sys.prefix, "spark.jsa")
 """Written by `make test` with tests/class_archive.py; without it, or if it is empty, a JVM starts more slowly."""
 
-JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+JAVA_OPTIONS = QUICK_JVM.split()
 """A short-lived JVM is faster without the optimizing compiler."""
 if CLASS_ARCHIVE.exists() and CLASS_ARCHIVE.stat().st_size:
     JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}", "-Xlog:disable"]

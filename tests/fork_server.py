@@ -1,7 +1,7 @@
-"""Forks of one process for Spark's Python workers: 20 ms each, where a new Python imports their modules for 400 ms.
+"""Forks of one process for Spark's Python workers: 40 ms each, where a new Python imports their modules for 400 ms.
 
-Spark starts a Python for each streaming source, and five others in each JVM. Only the shared sessions of the tests use
-forks; every other JVM starts its workers as a user's does.
+Spark starts a Python for each streaming source, and five others in each JVM. Only JVMs that are given the fixture
+`spark_python` use forks, first of all the shared sessions; every other one starts its workers as a user's does.
 
     python -m tests.fork_server SOCKET      until its standard input is closed
 """
@@ -23,15 +23,17 @@ from pathlib import Path
 from typing import NoReturn
 
 CLIENT = Path(__file__).with_name("fork_client.py")
-WORKERS = (
+IMPORTED = (
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.lookup_data_sources",
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.worker",
+    "onceflow.spark.source",
+    "onceflow.spark.reader.read_task",
+    "onceflow.spark.reader.stream",
 )
-IMPORTED = (*WORKERS, "onceflow.spark.source", "onceflow.spark.reader.read_task", "onceflow.spark.reader.stream")
 
 PYTHON = """#!/bin/sh
 # A Python for Spark's workers: a module runs in a fork, anything else in a new process.

@@ -3,9 +3,9 @@
 The quota is a megabyte a second for all of them; each connection sends as much at once.
 """
 
-import argparse
 import selectors
 import socket
+import sys
 
 from onceflow.wire import apis
 from tests.broker.attacks.neighbour import TIME_MS, is_over, ready
@@ -13,6 +13,7 @@ from tests.broker.raw_client import RawClient, batch_of
 
 CLIENT_ID = "greedy"
 TOPIC = "flood"
+CONNECTIONS = 100
 BYTES_PER_SECOND = 1_000_000
 IN_FLIGHT = 16
 VALUE_BYTES = 64_000
@@ -27,11 +28,7 @@ def limit(client: RawClient) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bootstrap")
-    parser.add_argument("--connections", type=int, default=100)
-    options = parser.parse_args()
-    clients = [RawClient(options.bootstrap) for _ in range(options.connections)]
+    clients = [RawClient(sys.argv[1]) for _ in range(CONNECTIONS)]
     limit(clients[0])
     clients[0].create_topic(TOPIC)
     batch = batch_of(bytes(VALUE_BYTES), timestamp_ms=TIME_MS)

@@ -28,6 +28,15 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "onceflow", "cluster", *arguments]
 
 
+@pytest.fixture
+def libraries() -> Path:
+    """The directory of ZooKeeper's jars."""
+    libraries = jars() if shutil.which("java") else None
+    if libraries is None:
+        pytest.skip("no Java or no jars of ZooKeeper: apt install default-jre-headless maven")
+    return libraries
+
+
 @contextmanager
 def terminated(words: list[str], **streams: Any) -> Iterator[subprocess.Popen[str]]:
     """Run a command, and end it with the test, also with one that fails."""
@@ -38,11 +47,8 @@ def terminated(words: list[str], **streams: Any) -> Iterator[subprocess.Popen[st
             process.terminate()
 
 
-def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
+def test_a_cluster_runs_until_ctrl_c(tmp_path: Path, libraries: Path) -> None:
     """A second one in the same directory is refused; all processes end."""
-    libraries = jars() if shutil.which("java") else None
-    if libraries is None:
-        pytest.skip("no Java or no jars of ZooKeeper: apt install default-jre-headless maven")
     data = tmp_path / "cluster"
     where = ["--zookeeper-jars", str(libraries), "--data", str(data), "--port", str(services.free_port())]
     with terminated(command("up", "-n", "2", *where)) as running:
@@ -62,11 +68,8 @@ def test_a_cluster_runs_until_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.remedy(Remedy.START_ENDED_BROKER)
-def test_a_killed_broker_leaves_the_others(tmp_path: Path) -> None:
+def test_a_killed_broker_leaves_the_others(tmp_path: Path, libraries: Path) -> None:
     """The message has the command that starts it again; without any broker the command ends."""
-    libraries = jars() if shutil.which("java") else None
-    if libraries is None:
-        pytest.skip("no Java or no jars of ZooKeeper: apt install default-jre-headless maven")
     data, errors = tmp_path / "cluster", tmp_path / "errors.txt"
     where = ["--zookeeper-jars", str(libraries), "--data", str(data), "--port", str(services.free_port())]
     with errors.open("w") as file, terminated(command("up", "-n", "2", *where), stderr=file) as running:
