@@ -16,7 +16,7 @@ from tests.conftest import WITHIN_S
 from tests.end_to_end.pipeline import HASH_KEY, TOPIC, Pipeline
 
 VICTIMS = ("broker", "redis", "serve", "driver", "driver's python")
-KILLING_S = 240
+KILLING_S = 600
 CLIENTS = 3
 WINDOW = ("--event-ids", "1h")
 
