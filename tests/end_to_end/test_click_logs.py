@@ -31,12 +31,23 @@ class Replays:
             for part in self.parts:
                 random.Random(seed).shuffle(part)
 
-    def start(self, number: int) -> "subprocess.Popen[bytes]":
+    def start(self, number: int) -> "subprocess.Popen[str]":
         """Start to replay one part."""
         path = self._log.write(self._pipeline.directory / f"part-{number}", self.parts[number])
         command = [*ONCEFLOW, "replay", str(path), *self._log.options, "--order", self._order]
         rejects = ["--rejects", str(path.with_suffix(".rejects"))]
-        return subprocess.Popen([*command, *self._pipeline.topic_options, *rejects, "--quiet"])
+        replay = [*command, *self._pipeline.topic_options, *rejects, "--quiet"]
+        return subprocess.Popen(replay, stderr=subprocess.PIPE, text=True)
+
+    def finish(self, number: int, replay: "subprocess.Popen[str]") -> None:
+        """Wait for a part. A replay that finds no broker at its start has sent nothing, and is started again."""
+        for _ in range(3):
+            _, printed = replay.communicate(timeout=240)
+            if replay.returncode == 0:
+                return
+            assert "no Kafka broker responds" in printed, printed
+            replay = self.start(number)
+        raise AssertionError(printed)
 
 
 class KilledPipeline:
@@ -121,9 +132,9 @@ def test_numbers_are_known_after_kills(tmp_path: Path, java_home: str, name: str
             # Events of this part are counted while the next process is killed.
             killed.wait_until_counted(sum(map(len, replays.parts[:number])))
             killed.kill_next()
-            assert replay.wait(timeout=240) == 0
+            replays.finish(number, replay)
         pipeline.kill_driver()
-        assert replays.start(KILLS).wait(timeout=240) == 0
+        replays.finish(KILLS, replays.start(KILLS))
         live = totals(pipeline, "--now", "--bootstrap", pipeline.broker.bootstrap)
         pipeline.drain(*options)
         in_redis, verified = numbers(pipeline, log), pipeline.verify()
