@@ -36,7 +36,7 @@ DEFAULT_RANGE_MS = 24 * HOUR.ms
 """Time before the newest event that is shown if none is given."""
 FIELDS_MAX = 1_000_000
 """Maximum of the values and ranked users that one query reads."""
-SESSION_USERS_MAX = 100_000
+SESSION_USERS_MAX = 250_000
 """Maximum of the users whose sessions one query reads."""
 JOB = f"numbers over time are only those of 'onceflow run'; {Remedy.NAME_HASH_KEY}"
 
