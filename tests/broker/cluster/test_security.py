@@ -101,7 +101,7 @@ def test_an_acl_denies_on_the_other_broker(pair: Brokers, tree: Tree) -> None:
     other = next(broker for broker in pair.running.values() if broker is not leader)
     stranger = RawClient(leader.bootstrap_servers, source=STRANGER)
     try:
-        assert stranger.produce("visits", 0, batch_of(b"ann")).error_code == ErrorCode.none
+        tree.await_that(lambda: stranger.produce("visits", 0, batch_of(b"ann")).error_code == ErrorCode.none)
         everyone = acl("visits", "User:*")._replace(permission=AclPermission.DENY, operation=AclOperation.WRITE)
         with connected(other.bootstrap_servers) as client:
             assert create(client, everyone._replace(host=STRANGER)) == [0]
