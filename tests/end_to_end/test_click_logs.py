@@ -5,6 +5,7 @@ import random
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,26 @@ class KilledPipeline:
             server.start()
         self.kills[victim] += 1
 
-    def wait_until_counted(self, events: int, within_s: float = 480) -> None:
-        deadline = time.monotonic() + within_s
-        while counted(self.pipeline) < events:
+    def stop_between_batches(self) -> None:
+        """Kill the driver until it has left no half written micro-batch, which a new reader cannot add to."""
+        self.pipeline.kill_driver()
+        for _ in range(10):
+            if self._is_complete:
+                return
+            self._wait_until(lambda: self._is_complete)
+            self.pipeline.kill_driver()
+        raise AssertionError("ten drivers were killed within a micro-batch")
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.pipeline.marker()["complete"] == "1"
+
+    def wait_until_counted(self, events: int) -> None:
+        self._wait_until(lambda: counted(self.pipeline) >= events)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 480
+        while not is_so():
             assert time.monotonic() < deadline, self.pipeline.log.read_text()[-4000:]
             if self.pipeline.driver is None or self.pipeline.driver.poll() is not None:
                 self.pipeline.kill_driver()
@@ -133,7 +151,7 @@ def test_numbers_are_known_after_kills(tmp_path: Path, java_home: str, name: str
             killed.wait_until_counted(sum(map(len, replays.parts[:number])))
             killed.kill_next()
             replays.finish(number, replay)
-        pipeline.kill_driver()
+        killed.stop_between_batches()
         replays.finish(KILLS, replays.start(KILLS))
         live = totals(pipeline, "--now", "--bootstrap", pipeline.broker.bootstrap)
         pipeline.drain(*options)
