@@ -38,7 +38,7 @@ class Replays:
         command = [*ONCEFLOW, "replay", str(path), *self._log.options, "--order", self._order]
         rejects = ["--rejects", str(path.with_suffix(".rejects"))]
         replay = [*command, *self._pipeline.topic_options, *rejects, "--quiet"]
-        return subprocess.Popen(replay, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(replay, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def finish(self, number: int, replay: "subprocess.Popen[str]") -> None:
         """Wait for a part. A replay that finds no broker at its start has sent nothing, and is started again."""
