@@ -80,6 +80,12 @@ class Pipeline:
         """Start `onceflow run`."""
         self.start_command("run", *self.where(), "--checkpoint", str(self.checkpoint), "--trigger", trigger, *options)
 
+    def keep_driver(self, *options: str) -> None:
+        """Start the driver again if it was killed or stopped because of a lost broker or Redis."""
+        if self.driver is None or self.driver.poll() is not None:
+            self.kill_driver()
+            self.start_driver(*options)
+
     def start_command(self, *arguments: str) -> None:
         """Start a command as the driver, the leader of its own process group."""
         with self.log.open("ab") as log:

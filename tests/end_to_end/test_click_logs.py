@@ -88,13 +88,11 @@ class KilledPipeline:
     def wait_until_counted(self, events: int) -> None:
         self._wait_until(lambda: counted(self.pipeline) >= events)
 
-    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+    def _wait_until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 480
-        while not is_so():
+        while not done():
             assert time.monotonic() < deadline, self.pipeline.log.read_text()[-4000:]
-            if self.pipeline.driver is None or self.pipeline.driver.poll() is not None:
-                self.pipeline.kill_driver()
-                self.pipeline.start_driver(*self.options)
+            self.pipeline.keep_driver(*self.options)
             time.sleep(0.05)
 
 

@@ -42,7 +42,7 @@ class RepeatingClient(Client):
 
 
 def kill(pipeline: Pipeline, server: ServerProcess, victim: str) -> None:
-    """Kill one process, and start it again; the driver is started by `keep_driver`."""
+    """Kill one process, and start it again; the driver is started by `wait_for_batches`."""
     if victim == "broker":
         pipeline.broker.kill()
         pipeline.broker.start()
@@ -56,18 +56,12 @@ def kill(pipeline: Pipeline, server: ServerProcess, victim: str) -> None:
         pipeline.kill_driver(only_python=victim == "driver's python")
 
 
-def keep_driver(pipeline: Pipeline) -> None:
-    if pipeline.driver is None or pipeline.driver.poll() is not None:
-        pipeline.kill_driver()
-        pipeline.start_driver(*WINDOW)
-
-
 def wait_for_batches(pipeline: Pipeline, more: int) -> None:
     """Wait until the driver has completed more micro-batches."""
     target, deadline = pipeline.batch() + more, time.monotonic() + 240
     while pipeline.batch() < target:
         assert time.monotonic() < deadline, pipeline.log.read_text()[-4000:]
-        keep_driver(pipeline)
+        pipeline.keep_driver(*WINDOW)
         time.sleep(0.05)
 
 

@@ -55,18 +55,11 @@ def kill_and_restart(pipeline: Pipeline, victims: Sequence[str], pause_s: float)
         pipeline.redis.start()
 
 
-def keep_driver(pipeline: Pipeline) -> None:
-    """Start the driver again if it was killed or stopped because of a lost broker or Redis."""
-    if pipeline.driver is None or pipeline.driver.poll() is not None:
-        pipeline.kill_driver()
-        pipeline.start_driver()
-
-
 def wait_until(done: Callable[[], bool], pipeline: Pipeline, within_s: float = 240) -> None:
     deadline = time.monotonic() + within_s
     while not done():
         assert time.monotonic() < deadline, pipeline.log.read_text()[-4000:]
-        keep_driver(pipeline)
+        pipeline.keep_driver()
         time.sleep(0.05)
 
 
