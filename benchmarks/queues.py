@@ -1,12 +1,12 @@
 """A queue, filled and emptied: ours, Redis and RabbitMQ, each at its durabilities.
 
-As in the article on Kafka: enqueue and dequeue separately, in seconds per 100,000 messages of one size, one producer
-and then one consumer. Each has the fastest available client: librdkafka for ours, pipelined and pre-encoded requests
-for the others. A message is dequeued when the program has it and the queue has dropped it: an offset committed at most
-every 10,000 records; RPOP; an acknowledgement every 500 messages.
+As in the article on Kafka: enqueue and dequeue separately, 1,000,000 messages of one size, in seconds per 100,000, one
+producer and then one consumer. Each has the fastest available client: librdkafka for ours, pipelined and pre-encoded
+requests for the others. A message is dequeued when the program has it and the queue has dropped it: an offset committed
+at most every 10,000 records; RPOP; an acknowledgement every 500 messages.
 
-Each turn has a fresh queue; the kinds take turns. The article has 1,000,000 messages of each size; the table shows the
-smaller numbers here.
+Each size has a fresh queue, which is filled in ten parts and emptied in ten: their spread tells whether a queue becomes
+slower as it grows.
 """
 
 import os
@@ -17,11 +17,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from redis import Redis
 
 import onceflow
 from benchmarks import amqp, librdkafka
@@ -32,11 +33,14 @@ from benchmarks.peers import NEVER, OURS, Peer, fresh_topic, touch_memory
 from onceflow import services
 from onceflow.testing import BrokerProcess
 
-TURNS = 5
+PARTS = 10
+WARM_UP = 50
+"""A size's messages by this is the number of messages before the measured ones."""
 PER = 100_000
 PICTURE_TITLE = f"Seconds per {PER:,} messages (each step of the scale is ten times the one before)"
 PICTURE = HERE.parent / "docs" / "images" / "queues.svg"
 ENQUEUE, DEQUEUE = OPERATIONS = ("enqueue", "dequeue")
+REWRITE_SECONDS_MAX = 60
 LARGE_BYTES = 10 << 10
 FAR = 0.5
 """Maximum part of RabbitMQ's time that Redis may take if RabbitMQ is "far" behind."""
@@ -44,7 +48,7 @@ FAR = 0.5
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a message, and number of messages in a turn."""
+    """Size of a message, and number of messages."""
 
     name: str
     value_bytes: int
@@ -56,21 +60,28 @@ class Size:
         return librdkafka.value_of(self.value_bytes)
 
     @property
+    def part(self) -> int:
+        """Messages of which the time is taken at once."""
+        return self.count // PARTS
+
+    @property
     def column(self) -> str:
         """Column heading with the number of measured messages."""
-        return f"{self.name} ({self.count:,} measured)"
+        return f"{self.name} ({self.count:,} messages)"
 
 
 SIZES = (
-    Size("128 B", 128, 50_000),
-    Size("512 B", 512, 50_000),
-    Size("1 KB", 1 << 10, 50_000),
-    Size("10 KB", 10 << 10, 10_000),
-    Size("100 KB", 100 << 10, 1_000),
+    Size("128 B", 128, 1_000_000),
+    Size("512 B", 512, 1_000_000),
+    Size("1 KB", 1 << 10, 1_000_000),
+    Size("10 KB", 10 << 10, 1_000_000),
+    Size("100 KB", 100 << 10, 10_000),
 )
 """The last size is not in the article, whose first finding is also about messages larger than 10 KB."""
 
-Work = Callable[[Size, str], tuple[float, float]]
+Parts = list[float]
+"""Seconds of each part."""
+Work = Callable[[Size, str], tuple[Parts, Parts]]
 """Function that fills and empties a fresh queue of that name, and returns the seconds of both."""
 
 
@@ -84,27 +95,31 @@ class Kind:
     is_synced: bool
     work: Work
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    """(operation, size) → seconds of each turn, per 100,000."""
+    """(operation, size) → seconds of each part, per 100,000."""
 
-    def measure(self, size: Size, turn: int) -> None:
-        """Measure one turn, after a sync of others' data."""
+    def measure(self, size: Size) -> None:
+        """Measure one size, after a few messages of it and a sync of others' data."""
+        self.work(replace(size, count=size.count // WARM_UP), f"warm-up-{size.value_bytes}")
         os.sync()
-        for operation, seconds in zip(OPERATIONS, self.work(size, f"queue-{size.value_bytes}-{turn}"), strict=True):
-            self.seconds.setdefault((operation, size.name), []).append(seconds * PER / size.count)
+        for operation, seconds in zip(OPERATIONS, self.work(size, f"queue-{size.value_bytes}"), strict=True):
+            self.seconds[operation, size.name] = [part * PER / size.part for part in seconds]
 
     def median(self, operation: str, size: Size) -> float:
         """Return seconds per 100,000."""
         return statistics.median(self.seconds[operation, size.name])
 
 
-def timed(work: Callable[[], None]) -> float:
-    """Return the seconds of a call."""
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+def timed(work: Callable[[], None]) -> Parts:
+    """Return the seconds of each call: one for each part."""
+    seconds = []
+    for _ in range(PARTS):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
 
 
-def ours(peer: Peer, config: Mapping[str, str], size: Size, name: str) -> tuple[float, float]:
+def ours(peer: Peer, config: Mapping[str, str], size: Size, name: str) -> tuple[Parts, Parts]:
     """Measure through librdkafka, which finds leader and coordinator before the clock starts."""
     settings = {"bootstrap.servers": peer.bootstrap, "log_level": 0}
     with fresh_topic(peer, name, config) as topic:
@@ -114,15 +129,17 @@ def ours(peer: Peer, config: Mapping[str, str], size: Size, name: str) -> tuple[
         try:
             consumer.list_topics(topic, 30)
             consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
-            return timed(partial(put, producer, topic, size)), timed(partial(take, consumer, topic, size.count))
+            enqueued = timed(partial(put, producer, topic, size))
+            consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+            return enqueued, timed(partial(take, consumer, size.part))
         finally:
             consumer.close()
 
 
 def put(producer: Producer, topic: str, size: Size) -> None:
-    """Produce messages until the last acknowledgement."""
+    """Produce a part's messages until the last acknowledgement."""
     value = size.value
-    for number in range(size.count):
+    for number in range(size.part):
         producer.produce(topic, value, partition=0)
         if number % 1000 == 0:
             producer.poll(0)
@@ -130,9 +147,8 @@ def put(producer: Producer, topic: str, size: Size) -> None:
     assert left == 0, f"{left} records were not acknowledged"
 
 
-def take(consumer: Consumer, topic: str, count: int) -> None:
+def take(consumer: Consumer, count: int) -> None:
     """Consume `count` records and commit the offset after them."""
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     while count:
         messages = consumer.consume(min(count, 10_000), timeout=30)
         assert messages, f"{count} records did not come"
@@ -140,8 +156,8 @@ def take(consumer: Consumer, topic: str, count: int) -> None:
         count -= len(messages)
 
 
-def redis(port: int, size: Size, name: str) -> tuple[float, float]:
-    """Measure one list through one connection."""
+def redis(port: int, size: Size, name: str) -> tuple[Parts, Parts]:
+    """Measure one list through one connection; the empty list's log is rewritten for the disk's sake."""
     key, value = name.encode(), size.value
     popped = encoded(value).partition(b"\r\n")[2]
     with (
@@ -158,13 +174,25 @@ def redis(port: int, size: Size, name: str) -> tuple[float, float]:
 
         push = partial(pipelined, connection, encoded(b"LPUSH", key, value), was_pushed, size)
         pop = partial(pipelined, connection, encoded(b"RPOP", key), was_popped, size)
-        return timed(push), timed(pop)
+        seconds = timed(push), timed(pop)
+    with Redis(port=port) as client:
+        rewritten(client)
+    return seconds
+
+
+def rewritten(client: Redis) -> None:
+    """Wait until Redis's log has no messages but those in its lists."""
+    client.bgrewriteaof()
+    deadline = time.monotonic() + REWRITE_SECONDS_MAX
+    while any(client.info("persistence")[f"aof_rewrite_{state}"] for state in ("in_progress", "scheduled")):
+        assert time.monotonic() < deadline, "Redis did not rewrite its log"
+        time.sleep(0.05)
 
 
 def pipelined(connection: socket.socket, command: bytes, take_replies: Callable[[int], None], size: Size) -> None:
-    """Send a command per message until the last reply; one chunk is sent while the previous one gets its replies."""
+    """Send a command per message of a part until the last reply; a chunk is sent while the one before is replied to."""
     chunk = amqp.chunk_of(size.value_bytes)
-    unsent, under_way = size.count, 0
+    unsent, under_way = size.part, 0
     while unsent or under_way:
         sent = min(unsent, chunk)
         connection.sendall(command * sent)
@@ -181,14 +209,14 @@ def encoded(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
 
-def rabbit(port: int, is_persistent: bool, size: Size, name: str) -> tuple[float, float]:
+def rabbit(port: int, is_persistent: bool, size: Size, name: str) -> tuple[Parts, Parts]:
     """Measure one classic queue through one channel with confirmations."""
     message = amqp.publishing(name, size.value, is_persistent=is_persistent)
     with amqp.Channel(port) as channel:
         channel.declare(name, is_durable=is_persistent)
         channel.confirm()
-        enqueued = timed(partial(channel.publish, message, size.count))
-        dequeued = timed(partial(channel.consume, name, size.value, size.count))
+        enqueued = timed(partial(channel.publish, message, size.part))
+        dequeued = timed(partial(channel.consume, name, size.value, size.part))
         left = channel.left(name)
         assert not left, f"{left} messages are still in RabbitMQ's queue"
         channel.delete(name)
@@ -299,14 +327,9 @@ def measure(_names: Sequence[str]) -> Iterator[Line]:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as exits:
         queues = kinds(Path(directory), exits)
         touch_memory()
-        for turn in range(-1, TURNS):
-            for size in SIZES:
-                for kind in queues if turn % 2 else reversed(queues):
-                    kind.measure(size, turn)
-            if turn < 0:
-                for kind in queues:
-                    # The first turn was a warm-up.
-                    kind.seconds.clear()
+        for size in SIZES:
+            for kind in queues:
+                kind.measure(size)
     yield from lines(queues)
     yield Line("versions", f"Measured here: {', '.join(dict.fromkeys(kind.version for kind in queues))}.")
     if any(kind.name == "RabbitMQ" for kind in queues):
@@ -330,8 +353,8 @@ TABLE = Table(
     ["queues"],
     measure,
     says=(
-        f"Seconds per {PER:,} messages, median of {TURNS} turns (least to most). The article has 1,000,000 of each "
-        "size; for the time and the disk of this machine each turn has as many as the column says.\n\n"
+        f"Seconds per {PER:,} messages, median of {PARTS} parts (least to most): a queue is filled with as many "
+        "messages as its column says, as in the article, and then emptied.\n\n"
         "![the medians of this table as bars](../docs/images/queues.svg)"
     ),
 )
