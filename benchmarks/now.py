@@ -6,13 +6,14 @@ A producer in a process of its own notes the time of each acknowledgement; this 
 dashboard does. Without --driver nothing counts the events, as after the driver was killed; with it `onceflow run` does.
 """
 
+import contextlib
 import json
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import confluent_kafka
@@ -80,6 +81,20 @@ def _events(live: Live) -> int:
 
 def measure(directory: Path, rates: Sequence[int], *, driver: bool) -> None:
     """Print p50 and p99 for each rate."""
+    with counted_topic(directory, driver=driver) as (bootstrap, url):
+        live = Live(Results(url, HASH_KEY), bootstrap, TOPIC)
+        live.start()
+        assert live.wait_until_live(START_S).snapshot is not None
+        for rate in rates:
+            seconds = seconds_until_seen(live, bootstrap, rate)
+            p50, p99 = (1_000 * seconds[int(len(seconds) * part)] for part in (0.5, 0.99))
+            print(f"{rate:,} events/s: p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {1_000 * seconds[-1]:.0f} ms")
+        live.close()
+
+
+@contextlib.contextmanager
+def counted_topic(directory: Path, *, driver: bool) -> Iterator[tuple[str, str]]:
+    """Start a broker with the topic, Redis and perhaps `onceflow run`; return the addresses of broker and Redis."""
     port = services.free_port()
     redis_server = subprocess.Popen(
         services.redis_arguments(services.find_redis_server(), directory, port, appendfsync="everysec"),
@@ -91,16 +106,9 @@ def measure(directory: Path, rates: Sequence[int], *, driver: bool) -> None:
             while not services.redis_is_ready(port):
                 time.sleep(0.05)
             cluster.create_topic(TOPIC, PARTITIONS)
-            live = Live(Results(url, HASH_KEY), broker.bootstrap, TOPIC)
-            live.start()
             if driver:
                 running = _start_driver(broker.bootstrap, url, directory)
-            assert live.wait_until_live(START_S).snapshot is not None
-            for rate in rates:
-                seconds = seconds_until_seen(live, broker.bootstrap, rate)
-                p50, p99 = (1_000 * seconds[int(len(seconds) * part)] for part in (0.5, 0.99))
-                print(f"{rate:,} events/s: p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {1_000 * seconds[-1]:.0f} ms")
-            live.close()
+            yield broker.bootstrap, url
             if running is not None:
                 running.terminate()
                 running.wait()

@@ -5,7 +5,7 @@ producer and then one consumer. Each has the fastest available client: librdkafk
 requests for the others. A message is dequeued when the program has it and the queue has dropped it: an offset committed
 at most every 10,000 records; RPOP; an acknowledgement every 500 messages.
 
-Each size has a fresh queue, which is filled in ten parts and emptied in ten: their spread tells whether a queue becomes
+Each size has a fresh queue, which is filled in ten parts and emptied in ten: their spread shows whether a queue becomes
 slower as it grows.
 """
 

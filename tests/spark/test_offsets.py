@@ -168,6 +168,7 @@ def test_small_ranges_share_a_task() -> None:
     assert offsets.share_out(parts, 1000) == [[parts[0], parts[1], parts[3]]]
     assert offsets.share_out([parts[2]], 1000) == []
     assert offsets.share_out([], 1000) == []
+    assert offsets.share_out(parts, 100, tasks_max=2) == [[parts[0]], [parts[1], parts[3]]]
 
 
 @settings(deadline=None)
@@ -175,13 +176,14 @@ def test_small_ranges_share_a_task() -> None:
     st.lists(st.integers(0, 1000), max_size=12),
     st.integers(1, 500),
     st.none() | st.integers(1, 40),
+    st.none() | st.integers(1, 12),
     st.none() | st.integers(1, 300),
 )
 def test_each_offset_has_exactly_one_task(
-    sizes: list[int], least: int, tasks_min: int | None, most: int | None
+    sizes: list[int], least: int, tasks_min: int | None, tasks_max: int | None, most: int | None
 ) -> None:
     parts = [OffsetRange("t", number, 5, 5 + size) for number, size in enumerate(sizes)]
-    tasks = offsets.share_out(parts, least, tasks_min=tasks_min, offsets_per_task_max=most)
+    tasks = offsets.share_out(parts, least, tasks_min=tasks_min, tasks_max=tasks_max, offsets_per_task_max=most)
     read = sorted((part.partition, offset) for task in tasks for part in task for offset in range(part.begin, part.end))
     assert read == [(part.partition, offset) for part in parts for offset in range(part.begin, part.end)]
     in_order = [(part.partition, offset) for task in tasks for part in task for offset in range(part.begin, part.end)]
@@ -192,6 +194,7 @@ def test_each_offset_has_exactly_one_task(
     assert all(tasks)
     assert len(tasks) >= min(tasks_min or 0, sum(sizes))
     assert most is None or all(sum(part.size for part in task) <= most for task in tasks)
+    assert tasks_max is None or tasks_min is not None or most is not None or len(tasks) <= tasks_max
     if tasks_min is None and most is None:
         assert sorted(part for task in tasks for part in task) == [part for part in parts if part.size]
 

@@ -24,7 +24,7 @@ from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
 from onceflow.spark.failure import describe_stop, own_message
 from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, KAFKA
-from onceflow.spark.session import build_session, is_jvm_lost
+from onceflow.spark.session import build_session, is_jvm_lost, on_one_machine
 from onceflow.spark.sink import ExactlyOnce
 from onceflow.spark.source import register
 
@@ -156,6 +156,7 @@ class StreamingJob(abc.ABC):
             .options(**self._stream)
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", str(EVENTS_PER_BATCH_MAX))
+            .options(**_tasks(spark))
             .load()
         )
 
@@ -245,6 +246,16 @@ def stream_jobs(
     if failures:
         raise failures[0]
     return all(are_over)
+
+
+def _tasks(spark: SparkSession) -> dict[str, str]:
+    """Return the limit of read tasks: as many as run at once, where that is known.
+
+    Each task returns its own groups, so a task for every partition would have Spark add up more rows than needed. On a
+    cluster, executors come and go.
+    """
+    context = spark.sparkContext
+    return {"maxPartitions": str(context.defaultParallelism)} if on_one_machine(context.master or "") else {}
 
 
 class _Stopped(Exception):

@@ -264,13 +264,14 @@ def share_out(
     offsets_per_task_min: int,
     *,
     tasks_min: int | None = None,
+    tasks_max: int | None = None,
     offsets_per_task_max: int | None = None,
 ) -> list[list[OffsetRange]]:
     """Return one list of ranges per read task, without the empty ranges.
 
-    Large ranges get a task each. Small ones share a task, since a task costs some 30 ms however little it reads.
-    Ranges are split in proportion to their size to reach `tasks_min` tasks, and so that no task has more than
-    `offsets_per_task_max` offsets.
+    Large ranges get a task each, or share at most `tasks_max`. Small ones share a task, since a task costs some 30 ms
+    however little it reads. Ranges are split in proportion to their size to reach `tasks_min` tasks, and so that no
+    task has more than `offsets_per_task_max` offsets, whatever the number of tasks.
     """
     present = [part for part in parts if part.size]
     pieces = _cut(present, tasks_min or 1, offsets_per_task_max)
@@ -279,7 +280,7 @@ def share_out(
         return _in_order(pieces, tasks_min or 1, cap)
     present.sort(key=lambda part: part.size, reverse=True)
     total = sum(part.size for part in present)
-    task_count = min(len(present), max(1, total // offsets_per_task_min, tasks_min or 1))
+    task_count = min(len(present), max(1, total // offsets_per_task_min, tasks_min or 1), tasks_max or len(present))
     tasks: list[list[OffsetRange]] = [[] for _ in range(task_count)]
     smallest = [(0, number) for number in range(task_count)]
     for part in present:

@@ -158,6 +158,13 @@ def test_failed_batch_is_measured_again(
     assert_counted(redis_client, 5)
 
 
+@pytest.mark.parametrize(
+    ("chunks", "parallelism", "tasks"), [(1, 2, 1), (5, 2, 2), (16, 2, 2), (17, 2, 3), (5, 8, 5), (100, 8, 13)]
+)
+def test_tasks_write_several_chunks(chunks: int, parallelism: int, tasks: int) -> None:
+    assert redis_chunks.task_count(chunks, parallelism) == tasks
+
+
 @pytest.mark.usefixtures("spark")
 def test_large_batch_after_small_ones_has_chunks(
     sinks: Sinks, redis_client: Any, measured: list[int], monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ MIN_OFFSETS_PER_TRIGGER = "minOffsetsPerTrigger"
 MAX_TRIGGER_DELAY = "maxTriggerDelay"
 MAX_EVENT_TIME_SKEW = "maxEventTimeSkew"
 MIN_PARTITIONS = "minPartitions"
+MAX_PARTITIONS = "maxPartitions"
 MAX_RECORDS_PER_PARTITION = "maxRecordsPerPartition"
 FAIL_ON_DATA_LOSS = "failOnDataLoss"
 INCLUDE_HEADERS = "includeHeaders"
@@ -71,6 +72,7 @@ NAMES = (
     MAX_TRIGGER_DELAY,
     MAX_EVENT_TIME_SKEW,
     MIN_PARTITIONS,
+    MAX_PARTITIONS,
     MAX_RECORDS_PER_PARTITION,
     FAIL_ON_DATA_LOSS,
     INCLUDE_HEADERS,
@@ -132,6 +134,7 @@ class SourceOptions:
     trigger_delay_max_ms: int = MAX_TRIGGER_DELAY_MS
     event_time_skew_ms: int | None = None
     tasks_min: int | None = None
+    tasks_max: int | None = None
     offsets_per_task_max: int | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
@@ -166,6 +169,7 @@ def read_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOp
         trigger_delay_max_ms=_duration_ms(values, MAX_TRIGGER_DELAY, MAX_TRIGGER_DELAY_MS),
         event_time_skew_ms=_duration_ms(values, MAX_EVENT_TIME_SKEW, None),
         tasks_min=_count(values, MIN_PARTITIONS),
+        tasks_max=_count(values, MAX_PARTITIONS),
         offsets_per_task_max=_count(values, MAX_RECORDS_PER_PARTITION),
         fail_on_data_loss=_flag(values, FAIL_ON_DATA_LOSS, default=True),
         include_headers=_flag(values, INCLUDE_HEADERS, default=False),
@@ -214,6 +218,9 @@ def _require_sense(options: SourceOptions, values: Mapping[str, str]) -> None:
     least, most = options.offsets_per_trigger_min, options.offsets_per_trigger_max
     if least is not None and most is not None and least > most:
         raise WrongOption(f"option {MIN_OFFSETS_PER_TRIGGER}={least} is more than {MAX_OFFSETS_PER_TRIGGER}={most}")
+    fewest, most_tasks = options.tasks_min, options.tasks_max
+    if fewest is not None and most_tasks is not None and fewest > most_tasks:
+        raise WrongOption(f"option {MIN_PARTITIONS}={fewest} is more than {MAX_PARTITIONS}={most_tasks}")
     if MAX_TRIGGER_DELAY.lower() in values and least is None:
         raise WrongOption(f"option {MAX_TRIGGER_DELAY} requires option {MIN_OFFSETS_PER_TRIGGER}")
 

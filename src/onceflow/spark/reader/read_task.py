@@ -54,6 +54,7 @@ def plan(parts: Iterable[OffsetRange], topic_ids: Mapping[str, str], options: So
         parts,
         OFFSETS_PER_TASK_MIN,
         tasks_min=options.tasks_min,
+        tasks_max=options.tasks_max,
         offsets_per_task_max=options.offsets_per_task_max,
     )
     return [

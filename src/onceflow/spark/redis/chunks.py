@@ -29,6 +29,7 @@ from onceflow.spark.redis.scripts import Keys
 
 ROWS_PER_CHUNK = 5_000
 BYTES_PER_CHUNK = 4 * 1024 * 1024
+CHUNKS_PER_TASK_MAX = 8
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
 
@@ -67,6 +68,15 @@ def _of(rows: DataFrame, targets: Sequence[str]) -> DataFrame:
 def chunks_for(row_count: int, size_bytes: int) -> int:
     """Return the number of chunks for this many rows and bytes, at least one."""
     return max(1, math.ceil(row_count / ROWS_PER_CHUNK), math.ceil(size_bytes / BYTES_PER_CHUNK))
+
+
+def task_count(chunks: int, parallelism: int) -> int:
+    """Return the number of tasks for this many chunks.
+
+    A task costs about as much as the rows of a chunk, so few write them all: as many as run at once. None has more
+    chunks than its memory should hold.
+    """
+    return max(min(chunks, parallelism), math.ceil(chunks / CHUNKS_PER_TASK_MAX))
 
 
 @dataclass(frozen=True)
@@ -117,9 +127,10 @@ def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: 
     empty = session.range(chunks).select(
         F.col("id").cast("int").alias("chunk"), F.lit(None).cast(row_type).alias("row")
     )
-    # The partition's number is the chunk's number: no adaptive coalescing, and grouping needs no second exchange.
-    placed = rows.unionByName(empty.where(wanted)).repartitionById(chunks, "chunk")
-    whole = placed.groupBy("chunk").agg(F.collect_list("row").alias("rows"))
+    tasks = task_count(chunks, session.sparkContext.defaultParallelism)
+    numbered = rows.unionByName(empty.where(wanted)).withColumn("task", F.col("chunk") % tasks)
+    # The partition's number is the task's number: no adaptive coalescing, and grouping needs no second exchange.
+    whole = numbered.repartitionById(tasks, "task").groupBy("task", "chunk").agg(F.collect_list("row").alias("rows"))
     make: Any = arrow_udf  # its overloads know neither a plain type name nor an iterator of columns
     write = make(_task(writer), "string").asNondeterministic()
     reported = whole.select(write("chunk", "rows").alias("report"))
