@@ -41,7 +41,7 @@ MUTANTS = (
         "spark/pushdown/groups.py",
         "    begins[1:] = (groups[1:] != groups[:-1]) | (starts[1:] > latest[:-1])",
         "    begins[1:] = (groups[1:] != groups[:-1]) | (starts[1:] >= latest[:-1])",
-        _GROUPS + "test_each_set_equals_a_count_of_records",
+        _GROUPS + "test_touching_sessions_are_one_group",
     ),
     Mutant(
         "spark/pushdown/groups.py",

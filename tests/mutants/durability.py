@@ -117,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/node.py",
-        "        self.metadata.sync()\n",
+        "            self.metadata.sync()\n",
         "",
         "broker/test_durability.py::test_power_cut_during_the_first_start",
     ),

@@ -203,6 +203,9 @@ MUTANTS = (
         _SIMULATION,
     ),
     Mutant(
-        _FETCHER, "        if truncation.offset < visible:\n", "        if truncation.offset > visible:\n", _SIMULATION
+        _FETCHER,
+        "        if truncation.offset < visible:\n",
+        "        if truncation.offset > visible:\n",
+        "broker/cluster/test_replica_simulation.py::test_rare_faults_lose_nothing",
     ),
 )

@@ -47,6 +47,12 @@ def test_replicas_keep_acknowledged_records(scratch: Path) -> None:
     assert all(counts[name] for name in seldom), counts
 
 
+@pytest.mark.parametrize("seed", [2601])
+def test_rare_faults_lose_nothing(scratch: Path, seed: int) -> None:
+    """Seed 2601: a follower that truncates below its high watermark crashes, and starts with the checkpoint of it."""
+    run_seeds(scratch, range(seed, seed + 1))
+
+
 @pytest.mark.parametrize("seed", [7, 18])
 def test_a_seed_repeats_its_run(scratch: Path, seed: int) -> None:
     """Followers were once woken in the order of a set."""

@@ -188,6 +188,12 @@ def test_full_set_leaves_groups_of_others(monkeypatch: pytest.MonkeyPatch) -> No
     assert sizes == [400, 1, 1]
 
 
+def test_touching_sessions_are_one_group() -> None:
+    """The end of a session is its last event plus the gap; an event at that moment continues it, as in Spark."""
+    sums, _ = aggregated(with_sets([("session",)]), [record(at=text_of(at)) for at in (300, 0, 601)])
+    assert sorted(row["events"] for row in sums) == [1, 2]
+
+
 def test_record_without_a_time_is_rejected() -> None:
     """It is in no set, as in SQL, where a window drops the row before the grouping."""
     sums, rejected = aggregated(with_sets([("minute",), ("uid",), ()]), [record(uid='"a"'), record(uid='"b"', at="0")])
