@@ -122,8 +122,20 @@ MUTANTS = (
     ),
     Mutant(
         "spark/redis/chunks.py",
-        "        grouped.append(_of(rows, keys.interval_targets).select(*ROW))\n",
-        "        grouped.append(_of(rows, keys.interval_targets).select(*ROW).distinct())\n",
+        "F.when(_is_in([*keys.interval_targets, *entry_targets]), F.col(READ))",
+        "F.when(_is_in(entry_targets), F.col(READ))",
         "spark/redis/test_buckets_in_spark.py::test_killed_repeated_and_repaired",
+    ),
+    Mutant(
+        "spark/redis/chunks.py",
+        "                rows = rows.take(np.repeat(np.arange(len(rows)), rows.field(TIMES)))\n",
+        "",
+        "spark/redis/test_buckets_in_spark.py::test_killed_repeated_and_repaired",
+    ),
+    Mutant(
+        "spark/redis/chunks.py",
+        "F.count_if(~_fits(keys))",
+        "F.lit(0)",
+        "spark/redis/test_rows.py::test_invalid_row_after_a_small_batch",
     ),
 )

@@ -66,10 +66,12 @@ def directory(scratch: Path) -> Path:
 
 @pytest.fixture
 def new_query(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
-    """Return a factory of queries of both sinks without Spark; chunks start at 40 rows."""
+    """Return a factory of queries of both sinks without Spark; batches of more than 8 sums have chunks."""
     simulated_spark.stand_in(monkeypatch)
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 40)
-    monkeypatch.setattr(redis_rows, "COLLECTED_PER_WRITTEN", 1)
+    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 8)
+    monkeypatch.setattr(
+        redis_rows, "is_worth_a_try", lambda offsets, before: 0 < offsets <= 40 and (before or 99) <= 20
+    )
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 3)
     started = Started(directory)
     yield started

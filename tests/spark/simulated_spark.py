@@ -83,7 +83,13 @@ def _random_access_file(path: str, _mode: str) -> Any:
 LONG_MAX = 2**63 - 1
 """Above it, `try_sum` returns null."""
 ROW_SCHEMA = pa.schema(
-    [("target", pa.string()), ("field", pa.binary()), ("amount", pa.int64()), ("value", pa.binary())]
+    [
+        ("target", pa.string()),
+        ("field", pa.binary()),
+        ("amount", pa.int64()),
+        ("value", pa.binary()),
+        ("times", pa.int64()),
+    ]
 )
 
 
@@ -110,17 +116,12 @@ class Frame:
     def toArrow(self) -> pa.Table:  # noqa: N802 (Spark's name)
         self.times_read += 1
         return pa.Table.from_pylist(
-            [dict(zip(redis_chunks.ROW, row, strict=True)) for row in self.sparkSession.executors.shuffled(self.rows)],
+            [
+                dict(zip((*redis_chunks.ROW, redis_chunks.TIMES), (*row, 1), strict=True))
+                for row in self.sparkSession.executors.shuffled(self.rows)
+            ],
             ROW_SCHEMA,
         )
-
-    def agg(self, *_columns: Any) -> "Frame":
-        """Return number of rows and bytes of their fields, the only aggregation that the sink uses."""
-        size_bytes = sum(len(row[1]) + len(row[3] or b"") for row in self.rows)
-        return Frame(self.sparkSession, [(len(self.rows), size_bytes)])
-
-    def head(self) -> Any:
-        return self.rows[0]
 
     @property
     def write(self) -> Any:
@@ -205,19 +206,23 @@ class Anything:
         return self
 
 
-def _measured(rows: Frame, _keys: Any, _batch: int) -> redis_rows.Measured:
-    rows.times_read += 1
-    return redis_rows.Measured(len(rows.rows), sum(len(row[1]) for row in rows.rows))
+def _measured(sums: Frame, keys: redis_scripts.Keys, _batch: int) -> redis_rows.Measured:
+    entries = [row for row in sums.rows if row[0] in keys.entry_targets]
+    written = [row for row in sums.rows if row[0] not in keys.entry_targets]
+    size_bytes, entries_bytes = (sum(len(row[1]) + len(row[3] or b"") for row in rows) for rows in (written, entries))
+    return redis_rows.Measured(len(sums.rows), len(written), size_bytes, len(entries), entries_bytes)
 
 
 def _collected_unmeasured(rows: Frame, keys: redis_scripts.Keys) -> redis_rows.Collected | None:
     """Return the collected rows, or, at random, None as for a row that must be measured."""
-    collected = redis_rows.collected(rows, keys)  # type: ignore[arg-type]
+    collected = redis_rows._summed(rows.toArrow(), keys)
     return None if rows.sparkSession.executors.chance.random() < 0.2 else collected
 
 
 def _sums(writer: BatchWriter, rows: Frame) -> Frame:
-    """Return one row for each target and field, as `redis_chunks.reduced` does."""
+    """Return one row for each target and field, and all entries, as `redis_chunks.reduced` does."""
+    rows.times_read += 1
+    entries = [row for row in rows.rows if row[0] in writer.keys.entry_targets]
     versions = {entry.target for entry in writer.keys.sets}
     sums: dict[tuple[str, bytes], tuple[Any, bytes | None]] = {}
     for target, name, amount, value in rows.rows:
@@ -231,7 +236,7 @@ def _sums(writer: BatchWriter, rows: Frame) -> Frame:
         else:
             sums[target, name] = (known[0] + amount, None)
     sums = {key: (None if amount > LONG_MAX else amount, value) for key, (amount, value) in sums.items()}
-    return Frame(rows.sparkSession, [(*key, *held) for key, held in sums.items()])
+    return Frame(rows.sparkSession, [*((*key, *held) for key, held in sums.items()), *entries])
 
 
 def _newest(_writer: BatchWriter, rows: Frame, append: Any) -> list[tuple[int, bytes]]:
@@ -244,7 +249,8 @@ def _write_chunks(sums: Frame, writer: Any, *, chunks: int, missing: Sequence[in
     executors = sums.sparkSession.executors
     reports = {}
     for chunk in executors.shuffled(missing):
-        rows = [row for row in sums.rows if zlib.crc32(row[1]) % chunks == chunk]
+        written = [row for row in sums.rows if row[0] not in writer.keys.entry_targets]
+        rows = [row for row in written if zlib.crc32(row[1]) % chunks == chunk]
         lost = -1
         while lost != executors.lost:
             lost = executors.lost

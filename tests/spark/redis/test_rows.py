@@ -12,7 +12,7 @@ from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis.rows import Collected
 from onceflow.spark.redis.scripts import Keys
-from onceflow.spark.redis.targets import Append, Increment, SetIfNewer, StreamAppend
+from onceflow.spark.redis.targets import Append, BucketDistinct, Increment, Intervals, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import RedisSink
 from tests.spark.redis_steps import recording_rows
 from tests.spark.test_redis_sink import Sinks, assert_counted, files, marker_of, redis_client, sinks
@@ -28,8 +28,23 @@ PROFILES = Keys(
     streams=(StreamAppend("visit", "s", 3),),
     sets=(SetIfNewer("name", "names", "versions"),),
 )
+VISITS = Keys(
+    marker="m",
+    history="h",
+    increments=(),
+    appends=(Append("dead", "d", 3),),
+    buckets=(Intervals("sessions", "s", 10), BucketDistinct("users", "u", 10)),
+)
 LONG = redis_rows.FIELD_BYTES_MAX + 1
 GOOD = "('count', binary('a'), 1L)"
+
+
+def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
+    return redis_chunks.reduced(redis_rows.with_value(rows, keys), keys)
+
+
+def in_order(batch: Collected) -> Collected:
+    return batch._replace(entries={target: sorted(entries) for target, entries in batch.entries.items()})
 
 
 def test_collected_rows_are_summed(spark: SparkSession) -> None:
@@ -41,13 +56,31 @@ def test_collected_rows_are_summed(spark: SparkSession) -> None:
     ).repartition(3)
     batch = redis_rows.collected_unmeasured(rows, PROFILES)
     assert batch is not None
-    assert batch._replace(entries={"visit": sorted(batch.entries["visit"])}) == Collected(
+    assert in_order(batch) == Collected(
         7,
         {("count", b"a"): 4, ("count", b"b"): 2},
         {("name", b"a"): (8, b"new")},
         {"visit": [(1, b"v1"), (2, b"v2")]},
     )
-    assert redis_rows.collected(redis_rows.with_value(rows, PROFILES), PROFILES).counts == batch.counts
+    assert in_order(redis_rows.collected(reduced(rows, PROFILES), PROFILES, 1)) == in_order(batch)._replace(rows_read=5)
+
+
+def test_equal_entries_and_intervals_are_kept(spark: SparkSession) -> None:
+    """Two tasks may return the same interval, each for other events."""
+    rows = spark.sql(
+        "SELECT target, binary(field) AS field, amount, binary(value) AS value FROM VALUES "
+        "('dead', '0:7:not JSON', 5L, NULL), ('dead', '0:7:not JSON', 5L, NULL), ('dead', '0:8:not JSON', 5L, NULL), "
+        "('sessions', 'ada', 0L, '1,2,3,4'), ('sessions', 'ada', 0L, '1,2,3,4'), ('sessions', 'ada', 0L, '1,2,3,5'), "
+        "('users', '0:', 0L, 'ada'), ('users', '0:', 0L, 'ada') AS t(target, field, amount, value)"
+    ).repartition(3)
+    sums = reduced(rows, VISITS)
+    assert redis_rows.measured(sums, VISITS, 1) == redis_rows.Measured(
+        rows_read=8, rows_written=4, size_bytes=35, entries=3, entries_bytes=36
+    )
+    batch = redis_rows.collected(sums, VISITS, 1)
+    assert sorted(batch.entries["dead"]) == [(5, b"0:7:not JSON"), (5, b"0:7:not JSON"), (5, b"0:8:not JSON")]
+    assert sorted(batch.intervals) == [("sessions", b"ada", b"1,2,3,%d" % last) for last in (4, 4, 5)]
+    assert batch.members == {("users", b"0:", b"ada")}
 
 
 def test_no_rows(spark: SparkSession) -> None:

@@ -24,7 +24,7 @@ from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.buckets import Argument
 from onceflow.spark.redis.marker import Marker
 from onceflow.spark.redis.repair import MissingRanges, Step
-from onceflow.spark.redis.rows import Collected, Entries
+from onceflow.spark.redis.rows import Collected, Entries, Measured
 from onceflow.spark.redis.scripts import Keys
 from onceflow.spark.redis.targets import Append, StreamAppend
 
@@ -82,11 +82,11 @@ class BatchWriter:
             if collected is not None and self._kept_for_commit(collected):
                 self.rows_before = collected.rows_read or self.rows_before
                 return
-        cached = redis_rows.with_value(rows, self.keys).persist()
+        sums = self._sums(redis_rows.with_value(rows, self.keys)).persist()
         try:
-            self._write_measured(cached, part)
+            self._write_measured(sums, part)
         finally:
-            cached.unpersist()
+            sums.unpersist()
 
     def _claim_ids(self) -> None:
         assert self.records is not None
@@ -109,16 +109,18 @@ class BatchWriter:
         self._last_script = partial(self._write_whole, collected)
         return True
 
-    def _write_measured(self, rows: DataFrame, part: Marker | None) -> None:
-        size = redis_rows.measured(rows, self.keys, self.batch.number)
-        self.rows_before = size.row_count or self.rows_before
-        if part is None and size.is_small and self._kept_for_commit(redis_rows.collected(rows, self.keys)):
+    def _write_measured(self, sums: DataFrame, part: Marker | None) -> None:
+        size = redis_rows.measured(sums, self.keys, self.batch.number)
+        self.rows_before = size.rows_read or self.rows_before
+        if part is None and size.is_small:
+            collected = redis_rows.collected(sums, self.keys, self.batch.number)
+            self._last_script = partial(self._write_whole, collected)
             return
         if part is None:
-            self._begin_and_write(rows)
+            self._begin_and_write(sums, size)
         elif part.chunks_missing:
-            self._write_missing(self._sums(rows), part.chunks, part.chunks_missing)
-        entries = {append.target: self._newest(rows, append) for append in self._entry_targets}
+            self._write_missing(sums, part.chunks, part.chunks_missing)
+        entries = {append.target: self._newest(sums, append) for append in self._entry_targets}
         self._last_script = partial(self._complete, entries)
 
     def _write_whole(self, collected: Collected) -> None:
@@ -134,18 +136,11 @@ class BatchWriter:
             touched=rows.touched,
         )
 
-    def _begin_and_write(self, rows: DataFrame) -> None:
-        sums = self._sums(rows).persist()
-        try:
-            length = F.length("field") + F.coalesce(F.length("value"), F.lit(0))
-            size = sums.agg(F.count(F.lit(1)), F.coalesce(F.sum(length), F.lit(0))).head()
-            assert size is not None
-            chunks = redis_chunks.chunks_for(*size)
-            fields = markers.begun_fields(self.marker, self.batch, chunks=chunks, started_ms=self._started_ms)
-            self._run("begin", self._previous, *redis_scripts.field_arguments(fields))
-            self._write_missing(sums, chunks, tuple(range(chunks)))
-        finally:
-            sums.unpersist()
+    def _begin_and_write(self, sums: DataFrame, size: Measured) -> None:
+        chunks = redis_chunks.chunks_for(size.rows_written, size.size_bytes)
+        fields = markers.begun_fields(self.marker, self.batch, chunks=chunks, started_ms=self._started_ms)
+        self._run("begin", self._previous, *redis_scripts.field_arguments(fields))
+        self._write_missing(sums, chunks, tuple(range(chunks)))
 
     def _sums(self, rows: DataFrame) -> DataFrame:
         return redis_chunks.reduced(rows, self.keys)
@@ -176,10 +171,11 @@ class BatchWriter:
         lists = self._list_arguments(fields, entries)
         self._run("complete", *redis_scripts.field_arguments(fields), *indexes, *lists)
 
-    def _newest(self, rows: DataFrame, append: Append | StreamAppend) -> list[tuple[int, bytes]]:
-        wanted = rows.where(F.col("target") == append.target).select("amount", "field")
-        newest = wanted.orderBy(F.desc("amount"), F.desc("field")).limit(append.length_max)
-        return [(amount, bytes(field)) for amount, field in newest.collect()]
+    def _newest(self, sums: DataFrame, append: Append | StreamAppend) -> list[tuple[int, bytes]]:
+        wanted = sums.where(F.col("target") == append.target).select("amount", "field", redis_chunks.TIMES)
+        newest = wanted.orderBy(F.desc("amount"), F.desc("field")).limit(append.length_max).collect()
+        entries = [(amount, bytes(field)) for amount, field, times in newest for _ in range(times)]
+        return entries[: append.length_max]
 
     def _completed_fields(self) -> dict[str, str]:
         times = markers.completed_fields(started_ms=self._started_ms, finished_ms=self.now_ms())

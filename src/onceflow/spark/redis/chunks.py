@@ -1,4 +1,4 @@
-"""Chunks of a batch too large for one script: summed by key, each chunk written by one script.
+"""A batch's rows summed by key, and the chunks of one too large for one script: one script writes each.
 
 A row's chunk depends only on its target, its field, its value if it is a member of a set, and the number of chunks, so
 every attempt has the same chunks.
@@ -6,16 +6,16 @@ The rows of a chunk are collected into **one row** before a task writes them: wh
 a chunk is whole. Every chunk has such a row, even an empty one, and is reported as written.
 """
 
-import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import redis
-from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 from pyspark.sql.pandas.functions import arrow_udf
 
@@ -34,35 +34,46 @@ CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
 
 
+TIMES = "times"
+"""How many equal rows a reduced row stands for; 1 where equal rows are one."""
+READ, UNFIT = "rows_read", "rows_unfit"
+"""Columns with the number of all rows that became a reduced one, and of those that cannot be counted."""
+
+
 def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
     """Return one row per target and field: the sum of its amounts, null if above 64 bits, or its newest value.
 
-    Members of sets are one row for each value; intervals stay as they are, since two may be equal.
+    Members of sets are one row for each value; equal intervals, and equal entries, are one with their number. Whether
+    Spark repeats a task or not, the rows are the same: nothing here depends on their order.
     """
-    grouped = [_grouped(rows, keys.summed_targets).agg(*_sum())]
+    valued, entry_targets = [*keys.distinct_targets, *keys.interval_targets], keys.entry_targets
+    groups = rows.groupBy(
+        "target",
+        "field",
+        F.when(_is_in(valued), F.col("value")).alias("member"),
+        F.when(_is_in(entry_targets), F.col("amount")).alias("entry"),
+    )
+    sums = [F.try_sum("amount").alias("sum"), F.count(F.lit(1)).alias(READ), F.count_if(~_fits(keys)).alias(UNFIT)]
+    amount, value = F.when(_is_in(entry_targets), F.col("entry")), F.col("member")
     if keys.sets:
-        newest = _grouped(rows, [setting.target for setting in keys.sets]).agg(
-            F.max(F.struct("amount", "value")).alias("newest")
-        )
-        grouped.append(newest.select("target", "field", "newest.amount", "newest.value"))
-    if keys.distinct_targets:
-        members = _of(rows, keys.distinct_targets).select("target", "field", "value").distinct()
-        grouped.append(members.withColumn("amount", F.lit(0).cast("bigint")))
-    if keys.interval_targets:
-        grouped.append(_of(rows, keys.interval_targets).select(*ROW))
-    return functools.reduce(DataFrame.unionByName, grouped)
+        sums.append(F.max(F.struct("amount", "value")).alias("newest"))
+        versioned = _is_in([setting.target for setting in keys.sets])
+        amount = amount.when(versioned, F.col("newest.amount"))
+        value = F.when(versioned, F.col("newest.value")).otherwise(value)
+    amount = amount.when(_is_in(valued), F.lit(0)).otherwise(F.col("sum"))
+    times = F.when(_is_in([*keys.interval_targets, *entry_targets]), F.col(READ)).otherwise(F.lit(1))
+    reduced_row = amount.alias("amount"), value.alias("value"), times.alias(TIMES)
+    return groups.agg(*sums).select("target", "field", *reduced_row, READ, UNFIT)
 
 
-def _sum() -> tuple[Column, Column]:
-    return F.try_sum("amount").alias("amount"), F.lit(None).cast("binary").alias("value")
+def _fits(keys: Keys) -> Column:
+    fits = _is_in(keys.targets) & F.col("field").isNotNull() & F.col("amount").isNotNull()
+    has_value = F.col("value").isNotNull() | ~_is_in(keys.valued_targets)
+    return F.coalesce(fits & has_value, F.lit(False))
 
 
-def _grouped(rows: DataFrame, targets: Sequence[str]) -> GroupedData:
-    return _of(rows, targets).groupBy("target", "field")
-
-
-def _of(rows: DataFrame, targets: Sequence[str]) -> DataFrame:
-    return rows.where(F.col("target").isin(list(targets)))
+def _is_in(targets: Sequence[str]) -> Column:
+    return F.col("target").isin(list(targets))
 
 
 def chunks_for(row_count: int, size_bytes: int) -> int:
@@ -112,7 +123,7 @@ class ChunkWriter:
 
 
 def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: Sequence[int]) -> None:
-    """Write the `missing` chunks of `chunks`, one script each, in Spark's tasks.
+    """Write the `missing` chunks of `chunks`, one script each, in Spark's tasks; entries of lists are in none.
 
     Raises MarkerRefused, OwnerLost or IncompatibleData with the first refusal; chunks before it stay written, and a
     later attempt continues with the others.
@@ -120,9 +131,10 @@ def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: 
     session = sums.sparkSession
     wanted = F.col("chunk").isin(list(missing))
     # The members of one large set are spread over the chunks.
-    member = F.when(F.col("target").isin(writer.keys.distinct_targets), F.col("value"))
+    member = F.when(_is_in(writer.keys.distinct_targets), F.col("value"))
     number = F.pmod(F.xxhash64("target", "field", member), F.lit(chunks)).cast("int").alias("chunk")
-    rows = sums.select(number, F.struct(*ROW).alias("row")).where(wanted)
+    row = F.struct(*ROW, TIMES).alias("row")
+    rows = sums.where(~_is_in(writer.keys.entry_targets)).select(number, row).where(wanted)
     row_type = rows.schema["row"].dataType
     empty = session.range(chunks).select(
         F.col("id").cast("int").alias("chunk"), F.lit(None).cast(row_type).alias("row")
@@ -143,6 +155,7 @@ def _task(writer: ChunkWriter) -> Any:
             reports = []
             for index, chunk in enumerate(chunk_numbers.to_pylist()):
                 rows = chunk_rows[index].values
+                rows = rows.take(np.repeat(np.arange(len(rows)), rows.field(TIMES)))
                 columns = [rows.field(name).to_pylist() for name in ROW]
                 reports.append(json.dumps([chunk, *writer.write(chunk, list(zip(*columns, strict=True)))]))
             yield pa.array(reports, pa.string())
@@ -158,10 +171,7 @@ def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[
                 f"are allowed: {Remedy.SHORTER_FIELDS}"
             )
         if reply[0] == "overflow":
-            raise IncompatibleData(
-                f"the amounts of field {reply[2]!r} of target {reply[1]!r} in batch {writer.batch} exceed "
-                f"64 bits in total: {Remedy.REFUSE_AMOUNTS}"
-            )
+            raise overflow(reply[1], reply[2], writer.batch)
         if reply[0] == "incompatible":
             raise IncompatibleData(reply[1])
         redis_scripts.raise_refusal(writer.keys, reply)
@@ -171,3 +181,11 @@ def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[
             f"batch {writer.batch}: chunks {written} were written where {sorted(missing)} were missing; "
             f"{Remedy.START_AGAIN}, which writes the missing ones"
         )
+
+
+def overflow(target: str, field: str, batch: int) -> IncompatibleData:
+    """Return the error for a sum that Redis cannot hold."""
+    return IncompatibleData(
+        f"the amounts of field {field!r} of target {target!r} in batch {batch} exceed 64 bits in total: "
+        f"{Remedy.REFUSE_AMOUNTS}"
+    )

@@ -10,6 +10,7 @@ first. If there are too many rows after all, or one is invalid, the batch is mea
 from collections.abc import Collection
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
@@ -63,15 +64,19 @@ class Collected(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Row count, and bytes of fields and values."""
+    """Number of rows before they were reduced; rows to write, and bytes of their fields and values, without entries."""
 
-    row_count: int
+    rows_read: int
+    rows_written: int
     size_bytes: int
+    entries: int = 0
+    entries_bytes: int = 0
 
     @property
     def is_small(self) -> bool:
-        """Whether the rows may be collected; they may still be too many for one script."""
-        return self.row_count <= COLLECTED_PER_WRITTEN * WHOLE_ROWS_MAX and self.size_bytes <= WHOLE_BYTES_MAX
+        """Whether one script writes the batch."""
+        size_bytes = self.size_bytes + self.entries_bytes
+        return self.rows_written + self.entries <= WHOLE_ROWS_MAX and size_bytes <= WHOLE_BYTES_MAX
 
 
 def columns_of(keys: Keys) -> dict[str, str]:
@@ -91,32 +96,45 @@ def with_value(rows: DataFrame, keys: Keys) -> DataFrame:
     return rows.selectExpr(*COLUMNS, "value" if keys.valued_targets else "CAST(NULL AS BINARY) AS value")
 
 
-def measured(rows: DataFrame, keys: Keys, batch: int) -> Measured:
-    """Return number and size of the rows. Raises IncompatibleData for a row that cannot be counted."""
-    fits = F.col("target").isin(keys.targets) & F.col("field").isNotNull() & F.col("amount").isNotNull()
-    fits &= F.col("value").isNotNull() | ~F.col("target").isin(keys.valued_targets)
+def measured(sums: DataFrame, keys: Keys, batch: int) -> Measured:
+    """Return number and size of reduced rows. Raises IncompatibleData for a row that cannot be counted."""
     size = F.coalesce(F.length("field"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
-    summary = rows.agg(F.count(F.lit(1)), F.count_if(fits), F.sum(size), F.max(size)).head()
+    is_entry = F.col("target").isin(keys.entry_targets)
+    times = F.col(redis_chunks.TIMES)
+    summary = sums.agg(
+        F.sum(redis_chunks.UNFIT),
+        F.max(size),
+        F.sum(redis_chunks.READ),
+        F.sum(F.when(~is_entry, times)),
+        F.sum(F.when(~is_entry, times * size)),
+        F.sum(F.when(is_entry, times)),
+        F.sum(F.when(is_entry, times * size)),
+    ).head()
     assert summary is not None
-    row_count, fitting, size_bytes, field_bytes = summary
-    if fitting != row_count:
+    unfit, field_bytes, rows_read, *sizes = (value or 0 for value in summary)
+    if unfit:
         lacking = "a field, an amount or a value" if keys.valued_targets else "a field or an amount"
         raise IncompatibleData(
-            f"batch {batch}: {row_count - fitting} of {row_count} rows lack {lacking} or "
+            f"batch {batch}: {unfit} of {rows_read} rows lack {lacking} or "
             f"have a target other than {', '.join(keys.targets)}"
         )
-    if (field_bytes or 0) > FIELD_BYTES_MAX:
+    if field_bytes > FIELD_BYTES_MAX:
         and_value = " with its value" if keys.valued_targets else ""
         raise IncompatibleData(
             f"batch {batch} has a field of {field_bytes} bytes{and_value}, and "
             f"{FIELD_BYTES_MAX} are allowed: {Remedy.SHORTER_FIELDS}"
         )
-    return Measured(row_count, size_bytes or 0)
+    return Measured(rows_read, *sizes)
 
 
-def collected(rows: DataFrame, keys: Keys) -> Collected:
-    """Return all rows of a measured small batch."""
-    return _summed(rows.toArrow(), keys)
+def collected(sums: DataFrame, keys: Keys, batch: int) -> Collected:
+    """Return all rows of a measured small batch. Raises IncompatibleData for a sum above 64 bits."""
+    table = sums.toArrow()
+    for target, field, amount in zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True):
+        if amount is None:
+            raise redis_chunks.overflow(target, field.decode("utf-8", "backslashreplace"), batch)
+    times = table.column(redis_chunks.TIMES)
+    return _summed(table.take(np.repeat(np.arange(len(table)), times)), keys)
 
 
 def is_worth_a_try(offsets: int, rows_before: int | None) -> bool:
@@ -133,11 +151,11 @@ def collected_unmeasured(rows: DataFrame, keys: Keys) -> Collected | None:
 
 
 def _fit(table: pa.Table, keys: Keys) -> bool:
-    """Return whether `measured` would accept the rows and call them small."""
+    """Return whether `measured` would accept the rows, and they are so few that one script may write them."""
     lengths = pc.add(*(pc.fill_null(pc.binary_length(table.column(name)), 0) for name in ("field", "value")))
     if (pc.max(lengths).as_py() or 0) > FIELD_BYTES_MAX:
         return False
-    if not Measured(len(table), pc.sum(lengths).as_py() or 0).is_small:
+    if len(table) > COLLECTED_PER_WRITTEN * WHOLE_ROWS_MAX or (pc.sum(lengths).as_py() or 0) > WHOLE_BYTES_MAX:
         return False
     targets, values = table.column("target"), table.column("value")
     valued = pa.array(keys.valued_targets, pa.string())
