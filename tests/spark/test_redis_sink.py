@@ -59,7 +59,9 @@ def files(tmp_path: Path) -> SparkFiles:
 def redis_client(redis_server: Any) -> Iterator[Any]:
     client = redis_pool.client(redis_server.url)
     client.flushall()
-    yield redis_pool.client(redis_server.url)
+    yield client
+    # The last sink to close takes the pool from the process, and the client connects again.
+    client.connection_pool.disconnect()
     redis_pool.close()
 
 

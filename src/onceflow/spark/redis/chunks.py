@@ -32,8 +32,6 @@ BYTES_PER_CHUNK = 4 * 1024 * 1024
 CHUNKS_PER_TASK_MAX = 8
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
-
-
 TIMES = "times"
 """How many equal rows a reduced row stands for; 1 where equal rows are one."""
 READ, UNFIT = "rows_read", "rows_unfit"

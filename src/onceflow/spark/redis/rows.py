@@ -27,7 +27,7 @@ VALUE = {"value": "binary"}
 """Additional column of a sink whose targets need it."""
 
 # A batch up to this size is one script, which blocks Redis for some 40 ms; its rows pass through the driver. Chunks
-# take five more Spark jobs, each of which costs more than this many rows.
+# take a Spark job, and each list another, which costs more than this many rows.
 WHOLE_ROWS_MAX = 2 * redis_chunks.ROWS_PER_CHUNK
 WHOLE_BYTES_MAX = redis_chunks.BYTES_PER_CHUNK
 # Each task may return a field's sum: up to this many rows are collected per written one.
