@@ -1,8 +1,9 @@
-"""Processor time of the page: of its server and of a browser with tabs that are all visible.
+"""Processor time of the page: of its server and of a browser with tabs that are all visible; and its frames.
 
 `python -m benchmarks.tabs [RATE...]`
 
-`onceflow run` counts, `onceflow dashboard` serves, and clicks come at a steady rate. Percentages are of one core.
+`onceflow run` counts, `onceflow dashboard` serves, and clicks come at a steady rate. Percentages are of one core. The
+pause between two frames of a tab shows whether the page is smooth: a browser aims at 17 ms.
 """
 
 import os
@@ -15,21 +16,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks.child import Child, processor_seconds, tree
 from benchmarks.now import HASH_KEY, START_S, TOPIC, counted_topic
 from onceflow import services
 
-RATES = (1_000, 5_000)
+RATES = (1_000, 50_000)
 TABS = (0, 1, 5)
 SETTLE_S, SECONDS = 5.0, 20.0
 SPARE_S = 30.0
 """Clicks keep coming while tabs open and close."""
+RECORD_PAUSES = """() => {
+    window.pauses = [];
+    let last = performance.now();
+    const frame = (now) => { window.pauses.push(now - last); last = now; requestAnimationFrame(frame); };
+    requestAnimationFrame(frame);
+}"""
 
 
 def measure(directory: Path, rates: Sequence[int]) -> None:
-    """Print the percentages of server and browser for each rate and number of tabs."""
+    """Print processor time and pauses for each rate and number of tabs."""
     with (
         counted_topic(directory, driver=True) as (bootstrap, url),
         dashboard(directory, bootstrap, url) as (server, address),
@@ -41,26 +48,35 @@ def measure(directory: Path, rates: Sequence[int]) -> None:
             for count in TABS:
                 seconds = SETTLE_S + SECONDS + SPARE_S
                 clicks.tell("produce", bootstrap=bootstrap, topic=TOPIC, rate=rate, seconds=seconds)
-                of_server, of_browser = percentages(browser, server, address, count)
+                print(f"{rate:,} events/s, {count} tabs: {observed(browser, server, address, count)}", flush=True)
                 clicks.respond()
-                print(
-                    f"{rate:,} events/s, {count} tabs: server {of_server:.0f} %, browser {of_browser:.0f} %", flush=True
-                )
         browser.close()
 
 
-def percentages(browser: Browser, server: int, address: str, count: int) -> tuple[float, float]:
-    """Return the processor time of server and browser while `count` tabs show the page, in percent of one core."""
+def observed(browser: Browser, server: int, address: str, count: int) -> str:
+    """Return what `count` tabs with the page cost, and the pauses between their frames."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    for _ in range(count):
-        context.new_page().goto(address)
+    tabs = [context.new_page() for _ in range(count)]
+    for tab in tabs:
+        tab.goto(address)
     time.sleep(SETTLE_S)
+    for tab in tabs:
+        tab.evaluate(RECORD_PAUSES)
     begin, before = time.monotonic(), processor_time(server)
     time.sleep(SECONDS)
     after, seconds = processor_time(server), time.monotonic() - begin
+    frames = pauses(tabs)
     context.close()
     of_server, of_browser = (100 * (end - start) / seconds for start, end in zip(before, after, strict=True))
-    return of_server, of_browser
+    return f"server {of_server:.0f} %, browser {of_browser:.0f} %{frames}"
+
+
+def pauses(tabs: Sequence[Page]) -> str:
+    """Return p99 and maximum of the pauses between frames of all tabs."""
+    all_ms = sorted(pause for tab in tabs for pause in tab.evaluate("window.pauses"))
+    if not all_ms:
+        return ""
+    return f"; between two frames p99 {all_ms[int(0.99 * len(all_ms))]:.0f} ms, at most {all_ms[-1]:.0f} ms"
 
 
 def processor_time(server: int) -> tuple[float, float]:

@@ -133,6 +133,18 @@ MUTANTS = (
         "spark/redis/test_buckets_in_spark.py::test_killed_repeated_and_repaired",
     ),
     Mutant(
+        "spark/redis/batch.py",
+        "for amount, field, times in newest for _ in range(times))",
+        "for amount, field, times in newest)",
+        "spark/redis/test_rows.py::test_equal_entries_and_intervals_are_kept",
+    ),
+    Mutant(
+        "spark/redis/chunks.py",
+        "    carried = high + F.shiftright(low, 32)\n",
+        "    carried = high\n",
+        "spark/redis/test_rows.py::test_sums_are_exact_in_any_order",
+    ),
+    Mutant(
         "spark/redis/chunks.py",
         "F.count_if(~_fits(keys))",
         "F.lit(0)",

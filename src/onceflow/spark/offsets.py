@@ -271,7 +271,7 @@ def share_out(
 
     Large ranges get a task each, or share at most `tasks_max`. Small ones share a task, since a task costs some 30 ms
     however little it reads. Ranges are split in proportion to their size to reach `tasks_min` tasks, and so that no
-    task has more than `offsets_per_task_max` offsets, whatever the number of tasks.
+    task has more than `offsets_per_task_max` offsets; `tasks_max` does not matter then.
     """
     present = [part for part in parts if part.size]
     pieces = _cut(present, tasks_min or 1, offsets_per_task_max)

@@ -234,7 +234,8 @@ def test_members_and_offsets_survive_a_killed_broker(tmp_path: Path, topic: str)
     with BrokerProcess(tmp_path / "data") as broker:
         create(broker.bootstrap, topic, 1)
         producer = Producer({"bootstrap.servers": broker.bootstrap}, logger=_Quiet())
-        member = Static(broker.bootstrap, topic, None)
+        # On a busy machine the broker's restart would outlast a short session.
+        member = Static(broker.bootstrap, topic, None, **{"session.timeout.ms": 120_000})
         values: list[bytes] = []
 
         def exchange(count: int) -> None:

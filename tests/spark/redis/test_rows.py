@@ -1,7 +1,9 @@
 """A batch's rows with real Spark: small batches are collected at once, others are measured first."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from onceflow.spark.errors import IncompatibleData
 from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
+from onceflow.spark.redis.batch import BatchWriter
 from onceflow.spark.redis.rows import Collected
 from onceflow.spark.redis.scripts import Keys
 from onceflow.spark.redis.targets import Append, BucketDistinct, Increment, Intervals, SetIfNewer, StreamAppend
@@ -81,6 +84,50 @@ def test_equal_entries_and_intervals_are_kept(spark: SparkSession) -> None:
     assert sorted(batch.entries["dead"]) == [(5, b"0:7:not JSON"), (5, b"0:7:not JSON"), (5, b"0:8:not JSON")]
     assert sorted(batch.intervals) == [("sessions", b"ada", b"1,2,3,%d" % last) for last in (4, 4, 5)]
     assert batch.members == {("users", b"0:", b"ada")}
+    writer: Any = BatchWriter
+    append = VISITS.appends[0]
+    newest = [(5, b"0:8:not JSON"), (5, b"0:7:not JSON"), (5, b"0:7:not JSON")]
+    assert writer._newest(None, sums, append) == newest
+    assert writer._newest(None, sums, dataclasses.replace(append, length_max=2)) == newest[:2]
+
+
+SUMS = {
+    b"in between": [9 * 10**18, 9 * 10**18, -9 * 10**18, -9 * 10**18, 5],
+    b"most": [2**63 - 1, 0],
+    b"above": [2**63 - 1, 1],
+    b"least": [-(2**63) + 1, -1],
+    b"below": [-(2**63), -1],
+    b"halves": [2**32 - 1, 2**32 - 1, -(2**31), -1],
+    b"zero": [-(2**63), 2**63 - 1, 1],
+}
+
+
+def test_sums_are_exact_in_any_order(spark: SparkSession) -> None:
+    """A partial sum may exceed 64 bits; the reader may return rows in another order after a restart."""
+    random = Random(7)
+    sums = SUMS | {
+        b"random %d" % number: [random.randint(-(2**63), 2**63 - 1) for _ in range(random.randint(1, 6))]
+        for number in range(100)
+    }
+    rows = [("count", field, amount) for field, amounts in sums.items() for amount in amounts]
+    expected = {field: sum(amounts) for field, amounts in sums.items()}
+    for _ in range(3):
+        random.shuffle(rows)
+        frame = spark.createDataFrame(rows, "target string, field binary, amount bigint")
+        by_field = {bytes(row.field): row.amount for row in reduced(frame, COUNTS).collect()}
+        assert by_field == {field: total if -(2**63) <= total < 2**63 else None for field, total in expected.items()}
+
+
+def test_few_tasks_have_the_reduced_rows(spark: SparkSession) -> None:
+    """Each of the later jobs has a task for each partition: with Spark's default there were 200."""
+    name = "spark.sql.shuffle.partitions"
+    before = str(spark.conf.get(name))
+    spark.conf.set(name, 200)
+    try:
+        rows = spark.sql(f"SELECT * FROM VALUES {GOOD} AS t(target, field, amount)")
+        assert reduced(rows, COUNTS).rdd.getNumPartitions() <= spark.sparkContext.defaultParallelism
+    finally:
+        spark.conf.set(name, before)
 
 
 def test_no_rows(spark: SparkSession) -> None:

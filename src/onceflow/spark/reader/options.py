@@ -218,9 +218,8 @@ def _require_sense(options: SourceOptions, values: Mapping[str, str]) -> None:
     least, most = options.offsets_per_trigger_min, options.offsets_per_trigger_max
     if least is not None and most is not None and least > most:
         raise WrongOption(f"option {MIN_OFFSETS_PER_TRIGGER}={least} is more than {MAX_OFFSETS_PER_TRIGGER}={most}")
-    fewest, most_tasks = options.tasks_min, options.tasks_max
-    if fewest is not None and most_tasks is not None and fewest > most_tasks:
-        raise WrongOption(f"option {MIN_PARTITIONS}={fewest} is more than {MAX_PARTITIONS}={most_tasks}")
+    if options.tasks_min is not None and options.tasks_max is not None:
+        raise WrongOption(f"options {MIN_PARTITIONS} and {MAX_PARTITIONS} are both set; remove one")
     if MAX_TRIGGER_DELAY.lower() in values and least is None:
         raise WrongOption(f"option {MAX_TRIGGER_DELAY} requires option {MIN_OFFSETS_PER_TRIGGER}")
 

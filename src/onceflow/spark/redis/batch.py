@@ -4,6 +4,7 @@ Nothing here depends on the order of rows or on tasks: Spark repeats a batch wit
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -174,8 +175,8 @@ class BatchWriter:
     def _newest(self, sums: DataFrame, append: Append | StreamAppend) -> list[tuple[int, bytes]]:
         wanted = sums.where(F.col("target") == append.target).select("amount", "field", redis_chunks.TIMES)
         newest = wanted.orderBy(F.desc("amount"), F.desc("field")).limit(append.length_max).collect()
-        entries = [(amount, bytes(field)) for amount, field, times in newest for _ in range(times)]
-        return entries[: append.length_max]
+        entries = ((amount, bytes(field)) for amount, field, times in newest for _ in range(times))
+        return list(itertools.islice(entries, append.length_max))
 
     def _completed_fields(self) -> dict[str, str]:
         times = markers.completed_fields(started_ms=self._started_ms, finished_ms=self.now_ms())

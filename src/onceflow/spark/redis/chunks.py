@@ -34,6 +34,7 @@ CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
 TIMES = "times"
 """How many equal rows a reduced row stands for; 1 where equal rows are one."""
+_LOW = (1 << 32) - 1
 READ, UNFIT = "rows_read", "rows_unfit"
 """Columns with the number of all rows that became a reduced one, and of those that cannot be counted."""
 
@@ -51,7 +52,7 @@ def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
         F.when(_is_in(valued), F.col("value")).alias("member"),
         F.when(_is_in(entry_targets), F.col("amount")).alias("entry"),
     )
-    sums = [F.try_sum("amount").alias("sum"), F.count(F.lit(1)).alias(READ), F.count_if(~_fits(keys)).alias(UNFIT)]
+    sums = [_sum(F.col("amount")).alias("sum"), F.count(F.lit(1)).alias(READ), F.count_if(~_fits(keys)).alias(UNFIT)]
     amount, value = F.when(_is_in(entry_targets), F.col("entry")), F.col("member")
     if keys.sets:
         sums.append(F.max(F.struct("amount", "value")).alias("newest"))
@@ -61,7 +62,17 @@ def reduced(rows: DataFrame, keys: Keys) -> DataFrame:
     amount = amount.when(_is_in(valued), F.lit(0)).otherwise(F.col("sum"))
     times = F.when(_is_in([*keys.interval_targets, *entry_targets]), F.col(READ)).otherwise(F.lit(1))
     reduced_row = amount.alias("amount"), value.alias("value"), times.alias(TIMES)
-    return groups.agg(*sums).select("target", "field", *reduced_row, READ, UNFIT)
+    written = groups.agg(*sums).select("target", "field", *reduced_row, READ, UNFIT)
+    # Each later job has a task for every partition, 200 by Spark's default.
+    return written.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+
+
+def _sum(amount: Column) -> Column:
+    """Return the sum, null if above 64 bits. Unlike `try_sum`, it is the same in any order of positive and negative."""
+    high, low = F.sum(F.shiftright(amount, 32)), F.sum(amount.bitwiseAND(F.lit(_LOW)))
+    carried = high + F.shiftright(low, 32)
+    fits = carried.between(F.lit(-(1 << 31)), F.lit((1 << 31) - 1))
+    return F.when(fits, F.shiftleft(carried, 32).bitwiseOR(low.bitwiseAND(F.lit(_LOW))))
 
 
 def _fits(keys: Keys) -> Column:
