@@ -84,7 +84,7 @@ class Tree:
         return sorted(self.client.get_children(self.chroot + path))
 
     def await_that(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.02)
