@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from redis import Redis
 
 import onceflow
 from benchmarks import amqp, librdkafka
@@ -40,7 +39,6 @@ PER = 100_000
 PICTURE_TITLE = f"Seconds per {PER:,} messages (each step of the scale is ten times the one before)"
 PICTURE = HERE.parent / "docs" / "images" / "queues.svg"
 ENQUEUE, DEQUEUE = OPERATIONS = ("enqueue", "dequeue")
-REWRITE_SECONDS_MAX = 60
 LARGE_BYTES = 10 << 10
 FAR = 0.5
 """Maximum part of RabbitMQ's time that Redis may take if RabbitMQ is "far" behind."""
@@ -156,14 +154,15 @@ def take(consumer: Consumer, count: int) -> None:
         count -= len(messages)
 
 
-def redis(port: int, size: Size, name: str) -> tuple[Parts, Parts]:
-    """Measure one list through one connection; the empty list's log is rewritten for the disk's sake."""
+def redis(directory: Path, policy: str, size: Size, name: str) -> tuple[Parts, Parts]:
+    """Measure one list through one connection to a server of its own: Redis keeps the memory of an emptied list."""
     key, value = name.encode(), size.value
     popped = encoded(value).partition(b"\r\n")[2]
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
-        connection.makefile("rb", 1 << 20) as replies,
-    ):
+    with ExitStack() as exits:
+        place = Path(exits.enter_context(tempfile.TemporaryDirectory(dir=directory)))
+        port = redis_server(place / "redis", policy, exits)
+        connection = exits.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        replies = exits.enter_context(connection.makefile("rb", 1 << 20))
 
         def was_pushed(count: int) -> None:
             for _ in range(count):
@@ -174,19 +173,7 @@ def redis(port: int, size: Size, name: str) -> tuple[Parts, Parts]:
 
         push = partial(pipelined, connection, encoded(b"LPUSH", key, value), was_pushed, size)
         pop = partial(pipelined, connection, encoded(b"RPOP", key), was_popped, size)
-        seconds = timed(push), timed(pop)
-    with Redis(port=port) as client:
-        rewritten(client)
-    return seconds
-
-
-def rewritten(client: Redis) -> None:
-    """Wait until Redis's log has no messages but those in its lists."""
-    client.bgrewriteaof()
-    deadline = time.monotonic() + REWRITE_SECONDS_MAX
-    while any(client.info("persistence")[f"aof_rewrite_{state}"] for state in ("in_progress", "scheduled")):
-        assert time.monotonic() < deadline, "Redis did not rewrite its log"
-        time.sleep(0.05)
+        return timed(push), timed(pop)
 
 
 def pipelined(connection: socket.socket, command: bytes, take_replies: Callable[[int], None], size: Size) -> None:
@@ -233,9 +220,9 @@ def kinds(directory: Path, exits: ExitStack) -> list[Kind]:
         Kind(OURS, version, "page cache", False, partial(ours, peer, {"flush.messages": NEVER})),
     ]
     for policy, durability in (("always", "fsync before each acknowledgement"), ("everysec", "fsync once a second")):
-        port = redis_server(directory / policy, policy, exits)
         durability += f" (`appendfsync {policy}`)"
-        queues.append(Kind("Redis", redis_version(), durability, policy == "always", partial(redis, port)))
+        work = partial(redis, directory, policy)
+        queues.append(Kind("Redis", redis_version(), durability, policy == "always", work))
     server = amqp.find_server()
     if server is None:
         print("no rabbitmq-server here: without its rows")
