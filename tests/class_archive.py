@@ -17,7 +17,7 @@ from onceflow.spark.session import EVERYWHERE, build_session
 from tests.compat.java_programs import QUICK_JVM
 
 ARCHIVE_S_MAX = 600
-"""Two seconds on a quiet machine; two minutes were too few beside lint and eight busy loops."""
+"""Two minutes were too few beside lint and eight busy loops."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 

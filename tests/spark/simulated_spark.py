@@ -81,14 +81,14 @@ def _random_access_file(path: str, _mode: str) -> Any:
 
 
 LONG_MAX = 2**63 - 1
-"""Above it, `try_sum` returns null."""
+"""Above it, a reduced sum is null."""
 ROW_SCHEMA = pa.schema(
     [
         ("target", pa.string()),
         ("field", pa.binary()),
         ("amount", pa.int64()),
         ("value", pa.binary()),
-        ("times", pa.int64()),
+        (redis_chunks.TIMES, pa.int64()),
     ]
 )
 

@@ -49,7 +49,7 @@ def test_replicas_keep_acknowledged_records(scratch: Path) -> None:
 
 @pytest.mark.parametrize("seed", [2601])
 def test_rare_faults_lose_nothing(scratch: Path, seed: int) -> None:
-    """Seed 2601: a follower that truncates below its high watermark crashes, and starts with the checkpoint of it."""
+    """Seed 2601 fails if a follower that truncates below its high watermark keeps the checkpoint of it."""
     run_seeds(scratch, range(seed, seed + 1))
 
 

@@ -118,6 +118,11 @@ def test_option_names_are_case_insensitive() -> None:
     )
 
 
+def test_maximum_of_read_tasks() -> None:
+    given = {"kafka.bootstrap.servers": "a:1", "subscribe": "clicks", "maxPartitions": "8"}
+    assert read_options(given, "stream").tasks_max == 8
+
+
 ASSIGNED = {"assign": '{"a": [2, 0], "b": [1]}', "subscribe": ""}
 PATTERN = {"subscribePattern": "a.*", "subscribe": ""}
 GROUP = {"groupId": "g"}

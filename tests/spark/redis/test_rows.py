@@ -118,6 +118,15 @@ def test_sums_are_exact_in_any_order(spark: SparkSession) -> None:
         assert by_field == {field: total if -(2**63) <= total < 2**63 else None for field, total in expected.items()}
 
 
+def test_small_batch_above_64_bits_is_refused(spark: SparkSession) -> None:
+    rows = spark.sql(
+        f"SELECT * FROM VALUES {GOOD}, ('count', binary('b'), {2**63 - 1}L), ('count', binary('b'), 1L) "
+        "AS t(target, field, amount)"
+    )
+    with pytest.raises(IncompatibleData, match="field 'b' of target 'count' in batch 7 exceed 64 bits"):
+        redis_rows.collected(reduced(rows, COUNTS), COUNTS, 7)
+
+
 def test_few_tasks_have_the_reduced_rows(spark: SparkSession) -> None:
     """Each of the later jobs has a task for each partition: with Spark's default there were 200."""
     name = "spark.sql.shuffle.partitions"

@@ -130,9 +130,8 @@ def measured(sums: DataFrame, keys: Keys, batch: int) -> Measured:
 def collected(sums: DataFrame, keys: Keys, batch: int) -> Collected:
     """Return all rows of a measured small batch. Raises IncompatibleData for a sum above 64 bits."""
     table = sums.toArrow()
-    for target, field, amount in zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True):
-        if amount is None:
-            raise redis_chunks.overflow(target, field.decode("utf-8", "backslashreplace"), batch)
+    for row in table.filter(pc.is_null(table.column("amount"))).to_pylist():
+        raise redis_chunks.overflow(row["target"], row["field"].decode("utf-8", "backslashreplace"), batch)
     times = table.column(redis_chunks.TIMES)
     return _summed(table.take(np.repeat(np.arange(len(table)), times)), keys)
 
