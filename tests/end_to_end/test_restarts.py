@@ -54,12 +54,13 @@ def test_query_survives_each_part(tmp_path: Path, java_home: str, spark_python: 
         pipeline.onceflow("topic", "create", TOPIC, "--partitions", "4", "--bootstrap", pipeline.broker.bootstrap)
         writer = Writer(pipeline.broker.bootstrap, seed=1)
         writer.start()
-        pipeline.start_driver("--ui-port", "0", "--metrics-port", "0")
+        pipeline.start_driver("--ui-port", "0", "--metrics-port", "0", "--nice", "1")
         wait_for(lambda: pipeline.batch() >= 2, pipeline)
         assert restarts(pipeline) == ["a Python worker of Spark started too slowly"]
         check_pages(pipeline)
 
         (jvm,) = jvms_of(mark)
+        assert os.getpriority(os.PRIO_PROCESS, jvm) == 1
         os.kill(jvm, signal.SIGKILL)
         wait_for(lambda: "Spark's JVM ended" in restarts(pipeline), pipeline)
         await_next_batch(pipeline)

@@ -143,6 +143,24 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/now.py",
+        "        if known_stay:",
+        "        if True:",
+        _NOW + "test_sums_in_any_order",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        if counted != expected:",
+        "        if counted.events != expected.events:",
+        _NOW + "test_other_counts_are_looked_up",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        if (position.query, position.rebuild) != (self.position.query, self.position.rebuild):",
+        "        if position.query != self.position.query:",
+        _NOW + "test_rebuilt_counts_are_looked_up",
+    ),
+    Mutant(
+        "clicks/now.py",
         "            if partition in pieces:",
         "            if partition in pieces and not kept:",
         _NOW + "test_sums_in_any_order",

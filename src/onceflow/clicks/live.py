@@ -306,10 +306,11 @@ class Live:
             missing = now.pending.missing(begins)
         pieces = {number: self._read(cluster, number, *offsets) for number, offsets in missing.items()}
         with self._changed:
-            users = now.users
+            known = now.counted_at(base, self._topic, begins, pieces)
+            users = now.users if known is None else []
         users += [uid for counts in pieces.values() for uid in counts.by_user]
         wanted = Position.of(base.marker, self._topic)
-        counted: dict[str, int | None] = {}
+        counted = known or {}
         for index in range(0, len(users), LOOKUP_USERS):
             lookup = self._look_up(users[index : index + LOOKUP_USERS])
             if lookup.at.identity != wanted.identity:
@@ -317,7 +318,9 @@ class Live:
             counted |= lookup.clicks
         with self._changed:
             was_live = self._is_live
-            if now is self._now and now.replace_base(base, self._topic, begins, missing, pieces, counted):
+            if now is self._now and now.replace_base(
+                base, self._topic, begins, missing, pieces, counted, known_stay=known is not None
+            ):
                 self._expect_ends(now, was_live)
                 self._change()
 

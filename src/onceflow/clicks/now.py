@@ -23,6 +23,8 @@ RANGES_MAX = 256
 """Maximum number of ranges of a partition; neighbours are joined beyond it."""
 ENTRY_BYTES = 200
 """Memory of one name in the sums of one range, without its text."""
+KNOWN_USERS_MAX = 100_000
+"""Number of users without pending records whose counted clicks are kept, so that Redis is not asked again."""
 NAME_BYTES = 400
 """Memory of one name in the sums of all ranges and in the counted clicks, without its text."""
 
@@ -52,6 +54,15 @@ class Counts:
         self.clicks += clicks
         self.by_user[uid] = self.by_user.get(uid, 0) + clicks
         self.by_os[os_type] = self.by_os.get(os_type, 0) + clicks
+
+    def add_all(self, other: "Counts") -> None:
+        """Add the sums of other records."""
+        self.events += other.events
+        self.clicks += other.clicks
+        self.bad += other.bad
+        for into, part in zip(self._parts(), other._parts(), strict=True):
+            for name, amount in part.items():
+                into[name] = into.get(name, 0) + amount
 
     @property
     def size_bytes(self) -> int:
@@ -165,6 +176,15 @@ class Pending:
                 self._growing.discard(partition)
         return missing
 
+    def before(self, begins: Offsets) -> Counts:
+        """Return the sums of the ranges that begin before `begins`."""
+        sums = Counts()
+        for partition, begin in begins.items():
+            for part in self._ranges.get(partition, []):
+                if part.begin < begin:
+                    sums.add_all(part.counts)
+        return sums
+
     def start_at(self, begins: Offsets, pieces: Mapping[int, Counts]) -> None:
         """Drop everything before `begins`; `pieces` are the sums of the `missing` offsets."""
         for partition, begin in begins.items():
@@ -263,6 +283,11 @@ class Position:
         """Spark's id of the query that counts; None before the first micro-batch."""
         return self.identity[0] if self.identity else None
 
+    @property
+    def rebuild(self) -> str | None:
+        """Id of the last rebuild, which may have corrected any sum."""
+        return self.identity[-1] if self.identity else None
+
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
@@ -329,6 +354,27 @@ class Now:
         self._counted[uid] = clicks
         self._new_users += clicks is None
 
+    def counted_at(
+        self, base: Snapshot, topic: str, begins: Offsets, pieces: Mapping[int, Counts]
+    ) -> dict[str, int | None] | None:
+        """Return the clicks that a later base, complete at `begins`, has counted of the users in the ranges before it.
+
+        They are those of the present base and of the ranges. `pieces` are the sums of the `missing` offsets, which the
+        base does not have; their users must be looked up, since they may be in it or not. None if all users must
+        be: the base differs by more than the ranges, since Redis or the pipeline lost records, or by a rebuild.
+        """
+        position = Position.of(base.marker, topic)
+        if (position.query, position.rebuild) != (self.position.query, self.position.rebuild):
+            return None
+        between = self.pending.before(begins)
+        counted, expected = _sums_of(base), _sums_of(self.base)
+        for piece in pieces.values():
+            counted.add_all(replace(piece, by_user={}))
+        expected.add_all(replace(between, by_user={}))
+        if counted != expected:
+            return None
+        return {uid: (self._counted[uid] or 0) + clicks for uid, clicks in between.by_user.items()}
+
     def replace_base(
         self,
         base: Snapshot,
@@ -337,21 +383,28 @@ class Now:
         missing: Mapping[int, tuple[int, int]],
         pieces: Mapping[int, Counts],
         counted: Mapping[str, int | None],
+        *,
+        known_stay: bool,
     ) -> bool:
         """Take another base of the same query, complete at `begins`; return false if the pieces no longer fit.
 
-        `pieces` are the sums of the `missing` offsets; `counted` has the new base's clicks of all users that were
-        pending or are in the pieces when it was read. Users that became pending since have no records between the two
-        bases, so theirs are known; unless some offsets before `begins` are not read, which are then skipped.
+        `pieces` are the sums of the `missing` offsets; `counted` has the new base's clicks of all users in the pieces,
+        and those of `counted_at` or of all users that were pending when it was read. Other users have no records
+        between the two bases, so theirs are known; unless some offsets before `begins` are not read, which are then
+        skipped.
         """
         users = self.pending.users.sums
         is_skipping = any(begin > self.pending.ends.get(partition, begin) for partition, begin in begins.items())
         if self.pending.missing(begins) != missing or (is_skipping and not users.keys() <= counted.keys()):
             return False
         self.pending.start_at(begins, pieces)
-        known, self._counted, self._new_users = self._counted, {}, 0
-        for uid in users:
-            self._learn(uid, counted[uid] if uid in counted else known[uid])
+        if known_stay:
+            self._counted |= counted
+        else:
+            self._counted = {uid: counted[uid] if uid in counted else self._counted[uid] for uid in users}
+        if len(self._counted) > len(users) + KNOWN_USERS_MAX:
+            self._counted = {uid: self._counted[uid] for uid in users}
+        self._new_users = sum(self._counted[uid] is None for uid in users)
         for uid, clicks in base.top[: self._top]:
             self._rank(uid, clicks + users.get(uid, 0))
         if is_skipping:
@@ -396,6 +449,11 @@ class Now:
 
     def _ranking(self) -> list[tuple[str, int]]:
         return heapq.nsmallest(self._top, self._ranked.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def _sums_of(base: Snapshot) -> Counts:
+    """Return the sums of a base without those of single users."""
+    return Counts(base.events, base.clicks, base.bad, {}, dict(base.by_os), dict(base.bad_by_reason))
 
 
 def _joined(base: Mapping[str, int], pending: Mapping[str, int]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from onceflow.cli.clicks.job_options import job_options, job_settings
+from onceflow.cli.clicks.job_options import job_options, job_settings, lower_priority
 from onceflow.cli.command_group import Commands
 from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option, layout_options
@@ -99,6 +99,7 @@ def archive(
         **job_settings(checkpoint or str(directory / CHECKPOINT), job),
     )
     running.check()
+    lower_priority(job["nice"])
     note(f"archiving {topic} at {bootstrap} into {directory}; Ctrl-C stops")
     ignore_pandas_warnings()
     run_jobs([running])

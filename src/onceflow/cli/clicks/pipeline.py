@@ -11,7 +11,7 @@ import click
 
 from onceflow.cli import missing_extra
 from onceflow.cli.clicks.archive import CHECKPOINT, TRIGGER
-from onceflow.cli.clicks.job_options import CHECKPOINTS, job_options, job_settings, to_master
+from onceflow.cli.clicks.job_options import CHECKPOINTS, job_options, job_settings, lower_priority, to_master
 from onceflow.cli.clicks.results import totals
 from onceflow.cli.logs import print_error
 from onceflow.cli.metrics import metrics_options, serving_metrics
@@ -152,6 +152,7 @@ def run(
         **job_settings(checkpoint or str(checkpoint_of(topic, hash_key)), job),
     )
     archive = None if archive_directory is None else _archiving(pipeline, archive_directory)
+    lower_priority(job["nice"])
     _run_measured(pipeline, archive, as_json, job["metrics_host"], job["metrics_port"])
 
 

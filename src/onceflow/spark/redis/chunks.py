@@ -27,9 +27,10 @@ from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.buckets import Row
 from onceflow.spark.redis.scripts import Keys
 
-ROWS_PER_CHUNK = 5_000
-BYTES_PER_CHUNK = 4 * 1024 * 1024
-CHUNKS_PER_TASK_MAX = 8
+ROWS_PER_CHUNK = 1_000
+"""Redis serves no other client during a script."""
+BYTES_PER_CHUNK = 1024 * 1024
+CHUNKS_PER_TASK_MAX = 40
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
 TIMES = "times"

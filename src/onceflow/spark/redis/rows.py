@@ -28,8 +28,8 @@ VALUE = {"value": "binary"}
 
 # A batch up to this size is one script, which blocks Redis for some 40 ms; its rows pass through the driver. Chunks
 # take a Spark job, and each list another, which costs more than this many rows.
-WHOLE_ROWS_MAX = 2 * redis_chunks.ROWS_PER_CHUNK
-WHOLE_BYTES_MAX = redis_chunks.BYTES_PER_CHUNK
+WHOLE_ROWS_MAX = 10_000
+WHOLE_BYTES_MAX = 4 * 1024 * 1024
 # Each task may return a field's sum: up to this many rows are collected per written one.
 COLLECTED_PER_WRITTEN = 8
 # Fields up to this size keep every chunk far below its own limit.
