@@ -32,6 +32,7 @@ INSIDE = {
         {"offline", "server"},
         {"handlers", "metrics"},
         {"node"},
+        {"coordinators"},
         {"cluster", "groups", "transactions"},
         {"topics"},
         {"storage"},

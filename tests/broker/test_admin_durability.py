@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.node import UnfinishedDeletion
+from onceflow.broker.coordinators import UnfinishedDeletion
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.operations import TopicOperations
 from onceflow.log.directory import DataDirectory

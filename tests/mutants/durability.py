@@ -116,8 +116,8 @@ MUTANTS = (
         "broker/storage/test_group_commit.py::test_an_unstarted_sync_is_retried",
     ),
     Mutant(
-        "broker/node.py",
-        "            self.metadata.sync()\n",
+        "broker/coordinators.py",
+        "            self._metadata.sync()\n",
         "",
         "broker/test_durability.py::test_power_cut_during_the_first_start",
     ),

@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from onceflow.broker.config import BrokerConfig as BrokerConfig
-from onceflow.broker.groups.requests import GroupRequests, Settled
-from onceflow.broker.groups.shards import GroupShards
+from onceflow.broker.coordinators import Coordinators
+from onceflow.broker.groups.requests import Settled
 from onceflow.broker.loop.background import run_in_thread
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.loop.sliced_thread import SlicedThread
@@ -24,20 +24,16 @@ from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.parked_fetches import ParkedFetches
-from onceflow.broker.storage.partitions import Partition, Partitions, close_all
+from onceflow.broker.storage.partitions import Partitions, close_all
 from onceflow.broker.storage.record_checks import RecordChecks
-from onceflow.broker.storage.state_log import StateLog
 from onceflow.broker.topics.internal import new_internal_topic
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_entries import MetadataEntries
 from onceflow.broker.topics.metadata_log import MetadataLog, MetadataStore
 from onceflow.broker.topics.operations import Created, TopicOperations
 from onceflow.broker.topics.security_state import SecurityState
-from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topics
-from onceflow.broker.transactions.coordinator import TransactionCoordinator
+from onceflow.broker.topics.topics import Topics
 from onceflow.broker.transactions.participants import LocalParticipants
-from onceflow.broker.transactions.requests import Transactions
-from onceflow.broker.transactions.shards import TransactionShards
 from onceflow.errors import OnceflowError
 from onceflow.log.clock import Clock, SystemClock
 from onceflow.log.directory import DataDirectory
@@ -54,10 +50,6 @@ if TYPE_CHECKING:
     from onceflow.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
-
-
-class UnfinishedDeletion(OnceflowError):
-    """A topic deletion interrupted by a crash cannot be finished at start."""
 
 
 class Node:
@@ -100,8 +92,7 @@ class Node:
             group_commit=self.group_commit,
             thread=self.housekeeping_thread,
         )
-        self.topics = Topics(self.node_id, config.partition_count_default, config.partitions_max)
-        self.topics.replication_factor_default = config.replication_factor_default
+        self.topics = self._new_topics()
         self.metadata_entries = MetadataEntries(self.node_id)
         self.logs = TopicLogs(config, self.partitions, directory, disk=disk, clock=clock)
         self.acls = Acls()
@@ -112,12 +103,13 @@ class Node:
         joining = None if registry is None else self._join(registry, state)
         self.metadata: MetadataStore = self.open_log(self.topics, state) if joining is None else joining.metadata
         self.logs.open_topics(self.topics, hosted_by=None if registry is None else self.node_id)
-        self.group_shards = self._open_groups()
+        coordinators = self._new_coordinators()
+        self.group_shards = coordinators.open_groups()
         local = LocalParticipants(self.partitions, self.group_commit, self.group_shards.at, self.metadata.when_synced)
         self.participants: LocalParticipants | ClusterParticipants = local
         if joining is not None:
             self.participants = joining.add_participants(local)
-        self.transactions = self._open_transactions()
+        self.transactions = coordinators.open_transactions(self.participants)
         self.topic_operations = self._new_topic_operations()
         self.cluster: Cluster | None = None
         """The other brokers, if this one is on ZooKeeper."""
@@ -175,24 +167,14 @@ class Node:
         """Return whether a partition exists, here or on another broker of the cluster."""
         return self.partitions.get(topic, index) is not None or self.partitions.is_elsewhere(topic, index)
 
-    def state_partition_count(self, topic: str) -> int:
-        """Return the number of partitions of an internal topic, also before it is created."""
-        known = self.topics.by_name.get(topic)
-        return new_internal_topic(topic, self.config).partition_count if known is None else known.partition_count
-
     def create_state_topic(self, name: str) -> None:
         """Create an internal topic of the cluster; clients ask for their coordinator again until it is there."""
         new = new_internal_topic(name, self.config)
         if self.metadata.is_controller:
-            self.topic_operations.create([new], self._on_state_topic_created)
+            self.topic_operations.create([new], _warn_of_failures)
         else:
             assert self.cluster is not None
             self.cluster.forwarder.create([new])
-
-    def _on_state_topic_created(self, results: Sequence[Created]) -> None:
-        for created in results:
-            if created.error_code not in (ErrorCode.none, ErrorCode.topic_already_exists):
-                logger.warning("topic %s was not created: %s", created.name, created.error_message)
 
     def _delete_offsets(self, names: Set[str], settled: Settled) -> None:
         """Delete the groups' offsets of deleted topics. In a cluster every coordinator does when it learns of that."""
@@ -224,6 +206,26 @@ class Node:
             return FULL_ACCESS
         return self.authorizer.access(request.principal, request.peer_host)
 
+    def _new_topics(self) -> Topics:
+        config = self.config
+        return Topics(
+            self.node_id,
+            config.partition_count_default,
+            config.partitions_max,
+            replication_factor_default=config.replication_factor_default,
+        )
+
+    def _new_coordinators(self) -> Coordinators:
+        return Coordinators(
+            self.config,
+            self.topics,
+            self.partitions,
+            metadata=self.metadata,
+            logs=self.logs,
+            clock=self.clock,
+            group_commit=self.group_commit,
+        )
+
     def _new_topic_operations(self) -> TopicOperations:
         operations = TopicOperations(
             self.topics,
@@ -237,78 +239,6 @@ class Node:
         )
         self.metadata.follow_others(operations.follow, operations.delete)
         return operations
-
-    def _open_state_partition(self, name: str) -> Partition:
-        """Open the internal topic of a broker alone: all state is here, and one file needs one sync."""
-        if name not in self.topics.by_name:
-            here = (0, (self.node_id,))
-            self.metadata.record(self.topics.decide_create(NewTopic(name, -1, -1, assignments=[here])))
-            self.metadata.sync()
-            topic = self.topics.by_name[name]
-            self.partitions.install(name, self.logs.open(topic, (0,), self.logs.config_of(topic), clean=False))
-        partition = self.partitions.get(name, 0)
-        assert partition is not None
-        return partition
-
-    def _open_groups(self) -> GroupShards:
-        """Coordinate all groups, or in a cluster those of the partitions that this broker will lead."""
-        count = partial(self.state_partition_count, GROUP_OFFSETS_TOPIC)
-        shards = GroupShards(self.config, self.clock, self._state_log, count)
-        deleted = self.topics.deleted_names()
-        self.topics.being_deleted |= deleted
-        if self.config.zookeeper_connect is None:
-            groups = shards.open(self._open_state_partition(GROUP_OFFSETS_TOPIC))
-            groups.when_loaded(lambda: self._finish_deletions(groups, deleted))
-        else:
-            self.partitions.roles[GROUP_OFFSETS_TOPIC] = shards
-            self.metadata.finish_deletions(deleted, self.topics.being_deleted.difference_update)
-        return shards
-
-    def _open_transactions(self) -> TransactionShards:
-        """Load the coordinator of the one partition; in a cluster follow the partitions that this broker leads."""
-        count = partial(self.state_partition_count, TRANSACTION_STATE_TOPIC)
-        shards = TransactionShards(self._new_transactions, self._state_log, count)
-        if self.config.zookeeper_connect is None:
-            shards.open(self._open_state_partition(TRANSACTION_STATE_TOPIC))
-        else:
-            self.partitions.roles[TRANSACTION_STATE_TOPIC] = shards
-        return shards
-
-    def _state_log(self, partition: Partition) -> StateLog:
-        return StateLog(partition, self.clock, self.group_commit)
-
-    def _new_transactions(self, state_log: StateLog) -> Transactions:
-        coordinator = TransactionCoordinator(
-            self.clock,
-            timeout_max_ms=self.config.transaction_timeout_max_ms,
-            expiration_ms=self.config.transactional_id_expiration_ms,
-        )
-        return Transactions(
-            coordinator,
-            state_log,
-            self.participants,
-            self.metadata.next_producer_id,
-            abort_interval_ms=self.config.transaction_abort_interval_ms,
-            expiration_interval_ms=self.config.transactional_id_expiration_interval_ms,
-        )
-
-    def _finish_deletions(self, groups: GroupRequests, deleted: set[str]) -> None:
-        """Delete the offsets of topics whose deletion was interrupted by a crash: a new topic must not inherit them.
-
-        Until that is durable, no topic can be created with one of the names in `deleted`.
-        """
-        for orphans in groups.groups.decide_delete_topic_offsets(lambda topic: topic not in self.topics.by_name):
-            if orphans and groups.append_in_batches(orphans, from_reserve=True):
-                raise UnfinishedDeletion(
-                    f"{GROUP_OFFSETS_TOPIC}: the offsets of deleted topics could not be deleted;"
-                    f" {Remedy.LOOK_ABOVE}; {Remedy.FREE_DISK}, then {Remedy.START_BROKER_AGAIN}"
-                )
-
-        def synced(error_code: ErrorCode) -> None:
-            if not error_code:
-                self.metadata.finish_deletions(deleted, self.topics.being_deleted.difference_update)
-
-        groups.when_synced(synced)
 
     # Timers and close
 
@@ -373,6 +303,12 @@ class Node:
             self.metadata.close()
             self.directory.close(clean=clean)
         return clean
+
+
+def _warn_of_failures(results: Sequence[Created]) -> None:
+    for created in results:
+        if created.error_code not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            logger.warning("topic %s was not created: %s", created.name, created.error_message)
 
 
 @contextmanager

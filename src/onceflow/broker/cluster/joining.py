@@ -30,7 +30,7 @@ from onceflow.broker.security.credentials import Credentials
 from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.housekeeping import Housekeeping
 from onceflow.broker.storage.partitions import Partitions
-from onceflow.broker.topics.internal import partition_of
+from onceflow.broker.topics.internal import partition_count_of, partition_of
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.metadata_log import MetadataLog
 from onceflow.broker.topics.operations import TopicOperations
@@ -82,9 +82,6 @@ class Host(Protocol):
 
     def topic_has_partition(self, topic: str, index: int) -> bool:
         """Return whether a topic is known and has the partition."""
-
-    def state_partition_count(self, topic: str) -> int:
-        """Return the number of partitions of an internal topic."""
 
     def open_log(self, topics: Topics, security: SecurityState) -> MetadataLog:
         """Read the metadata log of a broker without a cluster."""
@@ -188,7 +185,8 @@ class Joining:
 
     def _transaction_coordinator(self, transactional_id: str) -> int:
         """Return the broker that coordinates a transactional id, -1 if it is unknown."""
-        index = partition_of(transactional_id, self._host.state_partition_count(TRANSACTION_STATE_TOPIC))
+        count = partition_count_of(TRANSACTION_STATE_TOPIC, self._host.topics, self._host.config)
+        index = partition_of(transactional_id, count)
         state = self._view.state(TRANSACTION_STATE_TOPIC, index)
         return -1 if state is None else state.leader
 

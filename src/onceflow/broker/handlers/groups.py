@@ -8,7 +8,7 @@ from onceflow.broker.groups.members import JoinResponse, SyncResponse
 from onceflow.broker.groups.outcome import JoinRequest, Leaving, SyncRequest
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
-from onceflow.broker.topics.internal import partition_of
+from onceflow.broker.topics.internal import partition_count_of, partition_of
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from onceflow.wire import apis
 from onceflow.wire.acls import AclOperation, ResourceType
@@ -71,7 +71,7 @@ def _coordinators(node: Node, request: Request, key_type: int, message: str) -> 
     if not view.has_topic(topic):
         node.create_state_topic(topic)
         return lambda _key: unavailable
-    partition_count = node.state_partition_count(topic)
+    partition_count = partition_count_of(topic, node.topics, node.config)
 
     def find(key: str) -> dict[str, Any]:
         leader = view.leader(topic, partition_of(key, partition_count))

@@ -8,7 +8,7 @@ import sys
 from array import array
 
 from onceflow.broker.config import BrokerConfig
-from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic
+from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, NewTopic, Topics
 
 _INT32 = 2**32
 _INT32_MIN = -(2**31)
@@ -51,3 +51,9 @@ def new_internal_topic(name: str, config: BrokerConfig) -> NewTopic:
     if name == TRANSACTION_STATE_TOPIC:
         configs["min.insync.replicas"] = str(config.transaction_log_min_isr)
     return NewTopic(name, *counts[name], configs)
+
+
+def partition_count_of(name: str, topics: Topics, config: BrokerConfig) -> int:
+    """Return the number of partitions of an internal topic, also before it is created."""
+    known = topics.by_name.get(name)
+    return new_internal_topic(name, config).partition_count if known is None else known.partition_count

@@ -93,6 +93,8 @@ class Topics:
         partition_count_default: int,
         partitions_max: int,
         make_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
+        *,
+        replication_factor_default: int = 1,
     ) -> None:
         self.node_id = node_id
         self.partition_count_default = partition_count_default
@@ -107,7 +109,7 @@ class Topics:
         self.next_producer_id = 0
         self.partition_count = 0
         """Partitions of all topics together, without the internal ones, which the broker needs in any case."""
-        self.replication_factor_default = 1
+        self.replication_factor_default = replication_factor_default
         self.brokers: Collection[int] = (node_id,)
         """Live brokers, among which new partitions are assigned."""
         self.racks: Mapping[int, str] = {}
