@@ -248,7 +248,7 @@ def test_failed_batch_is_measured_again(
 
 
 @pytest.mark.parametrize(
-    ("chunks", "parallelism", "tasks"), [(1, 2, 1), (5, 2, 2), (16, 2, 2), (17, 2, 3), (5, 8, 5), (100, 8, 13)]
+    ("chunks", "parallelism", "tasks"), [(1, 2, 1), (5, 2, 2), (80, 2, 2), (81, 2, 3), (5, 8, 5), (500, 8, 13)]
 )
 def test_tasks_write_several_chunks(chunks: int, parallelism: int, tasks: int) -> None:
     assert redis_chunks.task_count(chunks, parallelism) == tasks
