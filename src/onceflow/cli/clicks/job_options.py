@@ -20,7 +20,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 CHECKPOINTS = Path(".onceflow", "checkpoints")
 _TRIGGER = re.compile(r"available-now|[1-9]\d* (millisecond|second|minute|hour)s?")
 NICE = 10
-"""Default of --nice: at 20,000 events/s on two cores, live numbers wait up to a second for a driver of priority 0."""
+"""Default of --nice: at 20,000 events/s on two cores, live numbers wait up to 0.4 s for a driver of priority 0."""
 _MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://.+|k8s://.+|yarn")
 
 
