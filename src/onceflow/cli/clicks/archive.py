@@ -98,8 +98,8 @@ def archive(
         accept_data_loss=accept_data_loss,
         **job_settings(checkpoint or str(directory / CHECKPOINT), job),
     )
-    running.check()
     lower_priority(job["nice"])
+    running.check()
     note(f"archiving {topic} at {bootstrap} into {directory}; Ctrl-C stops")
     ignore_pandas_warnings()
     run_jobs([running])

@@ -94,7 +94,7 @@ def chunks_for(row_count: int, size_bytes: int) -> int:
 def task_count(chunks: int, parallelism: int) -> int:
     """Return the number of tasks for this many chunks.
 
-    A task costs about as much as the rows of a chunk, so few write them all: as many as run at once. None has more
+    A task costs about as much as 5,000 rows, so few write all chunks: as many as run at once. None has more
     chunks than its memory should hold.
     """
     return max(min(chunks, parallelism), math.ceil(chunks / CHUNKS_PER_TASK_MAX))
