@@ -155,16 +155,17 @@ class World:
         missing = self.now.pending.missing(begins)
         yield
         pieces = {number: summed(self.log[number][begin:end]) for number, (begin, end) in missing.items()}
-        known = self.now.counted_at(base, TOPIC, begins, pieces)
-        users = self.now.users if known is None else []
+        while self.now.advance(begins):
+            yield
+        known_stay = self.now.differs_only_by(pieces, base, TOPIC, begins)
+        users = [] if known_stay else self.now.users
         users += [uid for counts in pieces.values() for uid in counts.by_user]
         yield
         lookup = self.redis.lookup(users)
         if lookup.at.identity != position.identity:
             return
         yield
-        counted = {**(known or {}), **lookup.clicks}
-        self.now.replace_base(base, TOPIC, begins, missing, pieces, counted, known_stay=known is not None)
+        self.now.replace_base(base, TOPIC, begins, missing, pieces, lookup.clicks, known_stay=known_stay)
 
     def check(self) -> None:
         expected = self.redis.counted(self.now.pending.ends)
@@ -173,11 +174,13 @@ class World:
         assert (dict(shown.by_os), dict(shown.bad_by_reason)) == (expected.by_os, expected.by_reason)
         assert shown.users == len(expected.by_user)
         assert shown.top == snapshot_of(expected).top
-        for uid in self.now.users:
-            assert self.now.clicks_of(uid) == expected.by_user[uid]
-        lookup = self.redis.lookup(["u"])
-        if self.now.clicks_of("u") is None and self.now.is_usable(lookup, {"u"}, {}):
-            assert lookup.clicks["u"] == expected.by_user.get("u")
+        assert all(self.now.clicks_of(uid) is not None for uid in self.now.users)
+        for uid in ("u" * length for length in range(1, 8)):
+            lookup = self.redis.lookup([uid])
+            if self.now.clicks_of(uid) is not None:
+                assert self.now.clicks_of(uid) == expected.by_user[uid]
+            elif self.now.is_usable(lookup, {uid}, {}):
+                assert lookup.clicks[uid] == expected.by_user.get(uid)
 
 
 STEPS = ("write", "fetch", "take", "count", "replace", "shrink", "lose")
@@ -186,11 +189,10 @@ WEIGHTS = (6, 9, 9, 9, 9, 1, 1)
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=40)
-@example(2)
-@example(58)
-@example(119)
+@example(214)
+@example(253)
 def test_sums_in_any_order(seed: int) -> None:
-    """Seeds: in 2 and 58 the missing offsets change while another base is read; in 119 known clicks are outdated."""
+    """Seeds: in 214, ranges before another base are added while it is looked up; in 253, missing offsets change."""
     random = Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nows, "RANGE_EVENTS", 4)
@@ -242,9 +244,9 @@ def test_known_users_are_not_asked_again() -> None:
     now, redis = now_with(USERS)
     shown = now.snapshot()
     redis.states.append({0: 4})
-    counted = now.counted_at(redis.snapshot(), TOPIC, {0: 4}, {})
-    assert counted == {"u": 1, "v": 0, "w": 5}
-    assert now.replace_base(redis.snapshot(), TOPIC, {0: 4}, {}, {}, counted, known_stay=True)
+    assert now.advance({0: 4})
+    assert now.differs_only_by({}, redis.snapshot(), TOPIC, {0: 4})
+    assert now.replace_base(redis.snapshot(), TOPIC, {0: 4}, {}, {}, {}, known_stay=True)
     assert (now.pending.events, replace(now.snapshot(), marker=None)) == (0, replace(shown, marker=None))
     again = summed([Click("v", 2, "a")])
     assert not now.unknown_users([again])
@@ -252,22 +254,46 @@ def test_known_users_are_not_asked_again() -> None:
     assert (now.clicks_of("v"), now.snapshot().users) == (2, 3)
 
 
+def test_ranges_are_added_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is shown changes, and a lookup from before the first stays usable."""
+    monkeypatch.setattr(nows, "RANGE_EVENTS", 1)
+    now, redis = now_with(USERS[:1])
+    redis.log[0] = USERS
+    before = redis.lookup(["x"])
+    for number, verdict in enumerate(USERS[1:], 1):
+        now.add(0, number, number + 1, summed([verdict]), redis.lookup(["u", "v", "w"]))
+    shown = now.snapshot()
+    for left in (3, 2, 1):
+        assert now.advance({0: 3})
+        assert (now.pending.events, now.snapshot()) == (left, shown)
+        assert [now.clicks_of(uid) for uid in "uvw"] == [1, 0, 5]
+    assert not now.advance({0: 3})
+    redis.states.append({0: 3})
+    assert now.differs_only_by({}, redis.snapshot(), TOPIC, {0: 3})
+    assert now.replace_base(redis.snapshot(), TOPIC, {0: 3}, {}, {}, {}, known_stay=True)
+    assert now.is_usable(before, {"x"}, {0: 4})
+    assert replace(now.snapshot(), marker=None) == replace(shown, marker=None)
+
+
 def test_users_of_a_divided_range_are_known() -> None:
     now, redis = now_with(USERS)
     redis.states.append({0: 2})
     assert now.pending.missing({0: 2}) == {0: (2, 4)}
-    counted = now.counted_at(redis.snapshot(), TOPIC, {0: 2}, {0: summed(USERS[2:])})
-    assert counted is not None
-    assert {uid: counted[uid] for uid in ("u", "v")} == {"u": 1, "v": 0}
+    pieces = {0: summed(USERS[2:])}
+    now.advance({0: 2})
+    assert now.differs_only_by(pieces, redis.snapshot(), TOPIC, {0: 2})
+    looked_up = redis.lookup(["w"]).clicks
+    assert now.replace_base(redis.snapshot(), TOPIC, {0: 2}, {0: (2, 4)}, pieces, looked_up, known_stay=True)
+    assert [now.clicks_of(uid) for uid in "uvw"] == [1, 0, 5]
+    assert (now.pending.events, now.snapshot().users) == (2, 3)
 
 
 def test_few_known_users_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nows, "KNOWN_USERS_MAX", 2)
     now, redis = now_with(USERS)
     redis.states.append({0: 4})
-    counted = now.counted_at(redis.snapshot(), TOPIC, {0: 4}, {})
-    assert counted is not None
-    now.replace_base(redis.snapshot(), TOPIC, {0: 4}, {}, {}, counted, known_stay=True)
+    now.advance({0: 4})
+    assert now.replace_base(redis.snapshot(), TOPIC, {0: 4}, {}, {}, {}, known_stay=True)
     assert now.unknown_users([summed(USERS)]) == {"u", "v", "w"}
 
 
@@ -277,10 +303,31 @@ def test_other_counts_are_looked_up(changed: str) -> None:
     now, redis = now_with(USERS)
     redis.states.append({0: 4})
     base = redis.snapshot()
-    assert now.counted_at(base, TOPIC, {0: 4}, {}) is not None
-    assert now.counted_at(replace(base, **{changed: getattr(base, changed) - 1}), TOPIC, {0: 4}, {}) is None
-    assert now.counted_at(replace(base, by_os={"b": 1}), TOPIC, {0: 4}, {}) is None
-    assert now.counted_at(replace(base, bad_by_reason={}), TOPIC, {0: 4}, {}) is None
+    now.advance({0: 4})
+    assert now.differs_only_by({}, base, TOPIC, {0: 4})
+    assert not now.differs_only_by({}, replace(base, **{changed: getattr(base, changed) - 1}), TOPIC, {0: 4})
+    assert not now.differs_only_by({}, replace(base, by_os={"b": 1}), TOPIC, {0: 4})
+    assert not now.differs_only_by({}, replace(base, bad_by_reason={}), TOPIC, {0: 4})
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_users_of_skipped_records_are_looked_up(*, is_rebuilt: bool) -> None:
+    """Also a user whose first record arrived while those of the others were."""
+    redis = ModelRedis({0: [Click("u", 1, "a")], 1: [Click("u", 2, "a")]})
+    redis.states.append({0: 0, 1: 0})
+    now = Now(redis.snapshot(), TOPIC, redis.offsets, top=TOP)
+    lookup = redis.lookup(["u"])
+    redis.states.append({0: 1, 1: 0})
+    base = redis.snapshot()
+    assert base.marker is not None
+    if is_rebuilt:
+        now.add(0, 0, 1, summed(redis.log[0]), lookup)
+        base = replace(base, marker=replace(base.marker, fields={**base.marker.fields, "rebuilt": "1"}))
+    now.add(1, 0, 1, summed(redis.log[1]), lookup)
+    assert not now.replace_base(base, TOPIC, {0: 1, 1: 0}, {}, {}, {}, known_stay=False)
+    counted = redis.lookup(["u"]).clicks
+    assert now.replace_base(base, TOPIC, {0: 1, 1: 0}, {}, {}, counted, known_stay=False)
+    assert (now.clicks_of("u"), now.snapshot().clicks, now.snapshot().users) == (3, 3, 1)
 
 
 def test_rebuilt_counts_are_looked_up() -> None:
@@ -290,7 +337,21 @@ def test_rebuilt_counts_are_looked_up() -> None:
     marker = redis.marker()
     assert marker is not None
     rebuilt = replace(marker, fields={**marker.fields, "rebuilt": "1"})
-    assert now.counted_at(replace(redis.snapshot(), marker=rebuilt), TOPIC, {0: 4}, {}) is None
+    now.advance({0: 4})
+    assert not now.differs_only_by({}, replace(redis.snapshot(), marker=rebuilt), TOPIC, {0: 4})
+
+
+def test_lookup_before_a_rebuild_is_refused() -> None:
+    """It has the wrong sums that the rebuild has corrected."""
+    now, redis = now_with(USERS)
+    before = redis.lookup(["x"])
+    marker = redis.marker()
+    assert marker is not None
+    rebuilt = replace(redis.snapshot(), marker=replace(marker, fields={**marker.fields, "rebuilt": "1"}))
+    counted = redis.lookup(["u", "v", "w"]).clicks
+    assert now.is_usable(before, {"x"}, {0: 4})
+    assert now.replace_base(rebuilt, TOPIC, {0: 0}, {}, {}, counted, known_stay=False)
+    assert not now.is_usable(before, {"x"}, {0: 4})
 
 
 def test_position_within_a_micro_batch() -> None:
@@ -322,7 +383,8 @@ def test_memory_estimate_follows_the_ranges(steps: list[tuple[str, int]]) -> Non
         elif step == "drop":
             ranges = pending._ranges[0]
             begin = ranges[number].begin if number < len(ranges) else pending.ends[0]
-            pending.start_at({0: begin}, {})
+            while pending.pop({0: begin}):
+                pass
         else:
             pending.shrink()
     kept = [part.counts for part in pending._ranges[0]]

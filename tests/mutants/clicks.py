@@ -137,20 +137,56 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/now.py",
-        "        if self.pending.missing(begins) != missing or (is_skipping",
-        "        if self.pending.missing(begins).keys() != missing.keys() or (is_skipping",
+        "        while self.advance(begins):\n            pass\n",
+        "",
         _NOW + "test_sums_in_any_order",
     ),
     Mutant(
         "clicks/now.py",
-        "        if known_stay:",
-        "        if True:",
+        "        may_differ = is_skipping or",
+        "        may_differ =",
+        _NOW + "test_users_of_skipped_records_are_looked_up",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        new_users = 0\n",
+        "        new_users = 1\n",
+        _NOW + "test_ranges_are_added_one_at_a_time",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "            known_from = self._known_from\n",
+        "            known_from: Offsets = {}\n",
+        _NOW + "test_ranges_are_added_one_at_a_time",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "            self._known_from = dict(begins)\n",
+        "            pass\n",
         _NOW + "test_sums_in_any_order",
     ),
     Mutant(
         "clicks/now.py",
-        "        if counted != expected:",
-        "        if counted.events != expected.events:",
+        "(at.query, at.rebuild) != (self.position.query, self.position.rebuild):",
+        "at.query != self.position.query:",
+        _NOW + "test_lookup_before_a_rebuild_is_refused",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        if self.pending.missing(begins) != missing or (",
+        "        if self.pending.missing(begins).keys() != missing.keys() or (",
+        _NOW + "test_sums_in_any_order",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        if known_stay and len(",
+        "        if len(",
+        _NOW + "test_sums_in_any_order",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        return counted == expected",
+        "        return counted.events == expected.events",
         _NOW + "test_other_counts_are_looked_up",
     ),
     Mutant(
@@ -162,7 +198,7 @@ MUTANTS = (
     Mutant(
         "clicks/now.py",
         "            if partition in pieces:",
-        "            if partition in pieces and not kept:",
+        "            if partition in pieces and not ranges:",
         _NOW + "test_sums_in_any_order",
     ),
     Mutant(

@@ -40,6 +40,8 @@ WAIT_MS = 100
 FETCH_BYTES = 1024 * 1024
 TIMEOUT_MS = 2_000
 RETRY_S = 0.2
+PAUSE_S = 0.001
+"""Pause after each range that is added to the counted numbers."""
 USER_WAIT_S = 2.0
 LOOKUP_USERS = 5_000
 """Users of one request, so that Redis can serve other clients in between."""
@@ -305,12 +307,15 @@ class Live:
         with self._changed:
             missing = now.pending.missing(begins)
         pieces = {number: self._read(cluster, number, *offsets) for number, offsets in missing.items()}
+        while self._advance(now, begins):
+            # Readers of the numbers and of the log get the lock before the next range.
+            self._stop.wait(PAUSE_S)
         with self._changed:
-            known = now.counted_at(base, self._topic, begins, pieces)
-            users = now.users if known is None else []
+            known_stay = now.differs_only_by(pieces, base, self._topic, begins)
+            users = [] if known_stay else now.users
         users += [uid for counts in pieces.values() for uid in counts.by_user]
         wanted = Position.of(base.marker, self._topic)
-        counted = known or {}
+        counted: dict[str, int | None] = {}
         for index in range(0, len(users), LOOKUP_USERS):
             lookup = self._look_up(users[index : index + LOOKUP_USERS])
             if lookup.at.identity != wanted.identity:
@@ -319,10 +324,14 @@ class Live:
         with self._changed:
             was_live = self._is_live
             if now is self._now and now.replace_base(
-                base, self._topic, begins, missing, pieces, counted, known_stay=known is not None
+                base, self._topic, begins, missing, pieces, counted, known_stay=known_stay
             ):
                 self._expect_ends(now, was_live)
                 self._change()
+
+    def _advance(self, now: Now, begins: dict[int, int]) -> bool:
+        with self._changed:
+            return now is self._now and now.advance(begins)
 
     def _begins(self, cluster: Cluster, base: Snapshot) -> dict[int, int]:
         """Return the base's offset of every partition; a partition without one is counted from its start."""

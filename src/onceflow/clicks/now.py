@@ -1,9 +1,10 @@
 """Current sums: the counts in Redis and the sums of the later records of the log. It has no I/O; `live` feeds it.
 
 `Now` has a *base*, the read model at one complete micro-batch, and *pending* ranges, which follow the base's offsets
-without a gap. The total is the same whichever complete micro-batch is the base. A later base replaces the current one
-in one step, when the pending ranges start at exactly its offsets. Until then the current base stays valid, also while
-Redis writes a micro-batch or has lost some.
+without a gap. The total is the same whichever complete micro-batch is the base, and however many of the ranges are
+added to it. So the ranges that a later base has counted are added one at a time, and readers are served in between. The
+later base then replaces the current one in one step, and the pending ranges start at exactly its offsets. Until then
+the current base stays valid, also while Redis writes a micro-batch or has lost some.
 
 Only the sums of each range of offsets are kept, not the records. If a micro-batch ends inside a range, the rest of that
 range is read from the log again. Neighbouring ranges are joined when they become many or large.
@@ -163,6 +164,18 @@ class Pending:
         if len(ranges) > RANGES_MAX:
             self._join(partition)
 
+    def pop(self, begins: Offsets) -> Counts | None:
+        """Remove a first range that begins before `begins`, and return its sums; None if there is none."""
+        for partition, begin in begins.items():
+            ranges = self._ranges.get(partition)
+            if ranges and ranges[0].begin < begin:
+                counts = ranges.pop(0).counts
+                self._remove(counts)
+                if not ranges:
+                    self._growing.discard(partition)
+                return counts
+        return None
+
     def missing(self, begins: Offsets) -> dict[int, tuple[int, int]]:
         """Return the offsets [begin, end) to read before the ranges can begin at `begins`.
 
@@ -176,28 +189,13 @@ class Pending:
                 self._growing.discard(partition)
         return missing
 
-    def before(self, begins: Offsets) -> Counts:
-        """Return the sums of the ranges that begin before `begins`."""
-        sums = Counts()
-        for partition, begin in begins.items():
-            for part in self._ranges.get(partition, []):
-                if part.begin < begin:
-                    sums.add_all(part.counts)
-        return sums
-
     def start_at(self, begins: Offsets, pieces: Mapping[int, Counts]) -> None:
-        """Drop everything before `begins`; `pieces` are the sums of the `missing` offsets."""
+        """Begin at `begins`, before which there is no range; `pieces` are the sums of the `missing` offsets."""
         for partition, begin in begins.items():
             ranges = self._ranges.setdefault(partition, [])
-            first = self._first_from(partition, begin)
-            kept = [part for part in ranges if part.begin >= begin]
-            for part in ranges[: len(ranges) - len(kept)]:
-                self._remove(part.counts)
             if partition in pieces:
-                kept.insert(0, Range(begin, first, self._added(pieces[partition])))
-            if not kept:
-                self._growing.discard(partition)
-            self._ranges[partition] = kept
+                first = self._first_from(partition, begin)
+                ranges.insert(0, Range(begin, first, self._added(pieces[partition])))
             self.ends[partition] = max(begin, self.ends.get(partition, begin))
 
     def shrink(self) -> bool:
@@ -305,7 +303,8 @@ class Now:
         self.base = base
         self.position = Position.of(base.marker, topic)
         self.pending = Pending(begins)
-        self._begins = dict(begins)
+        self._known_from = dict(begins)
+        """Every user of the records read from these offsets on is known."""
         self._top = top
         self._counted: dict[str, int | None] = {}
         self._new_users = 0
@@ -319,17 +318,18 @@ class Now:
     def is_usable(self, lookup: Lookup, unknown: Set[str], begins: Offsets) -> bool:
         """Return whether the lookup has the base's clicks of these unknown users.
 
-        `begins` are the first offsets of the records that the users come from. A later position does, if every record
-        between the base and it is read: the users have none there, or they would be known.
+        `begins` are the first offsets of the records that the users come from. Another position does, if every record
+        between the base and it is read: the users have none there, or they would be known. It does not after a rebuild,
+        which may have corrected any sum.
         """
         at = lookup.at
         if not unknown <= lookup.clicks.keys():
             return False
         if at.identity == self.position.identity:
             return True
-        if self.position.query not in (None, at.query):
+        if self.position.query is not None and (at.query, at.rebuild) != (self.position.query, self.position.rebuild):
             return False
-        is_ahead = all(at.low.get(partition, begin) >= begin for partition, begin in self._begins.items())
+        is_ahead = all(at.low.get(partition, begin) >= begin for partition, begin in self._known_from.items())
         ends = self.pending.ends | dict(begins)
         return is_ahead and all(ends.get(partition, -1) >= offset for partition, offset in at.high.items())
 
@@ -354,26 +354,45 @@ class Now:
         self._counted[uid] = clicks
         self._new_users += clicks is None
 
-    def counted_at(
-        self, base: Snapshot, topic: str, begins: Offsets, pieces: Mapping[int, Counts]
-    ) -> dict[str, int | None] | None:
-        """Return the clicks that a later base, complete at `begins`, has counted of the users in the ranges before it.
+    def advance(self, begins: Offsets) -> bool:
+        """Add one range that begins before `begins` to the base; return false if there is none.
 
-        They are those of the present base and of the ranges. `pieces` are the sums of the `missing` offsets, which the
-        base does not have; their users must be looked up, since they may be in it or not. None if all users must
-        be: the base differs by more than the ranges, since Redis or the pipeline lost records, or by a rebuild.
+        The base keeps its marker, top users and position.
+        """
+        counts = self.pending.pop(begins)
+        if counts is None:
+            return False
+        new_users = 0
+        for uid, clicks in counts.by_user.items():
+            counted = self._counted[uid]
+            new_users += counted is None
+            self._counted[uid] = (counted or 0) + clicks
+        self._new_users -= new_users
+        base = self.base
+        self.base = replace(
+            base,
+            events=base.events + counts.events,
+            clicks=base.clicks + counts.clicks,
+            bad=base.bad + counts.bad,
+            users=base.users + new_users,
+            by_os=_joined(base.by_os, counts.by_os),
+            bad_by_reason=_joined(base.bad_by_reason, counts.by_reason),
+        )
+        return True
+
+    def differs_only_by(self, pieces: Mapping[int, Counts], base: Snapshot, topic: str, begins: Offsets) -> bool:
+        """Return whether the base, advanced to `begins`, has exactly these records more than another base there.
+
+        Then only the users of these `missing` offsets must be looked up. It is false if some records before `begins`
+        are not read, if Redis or the pipeline lost records, and after a rebuild.
         """
         position = Position.of(base.marker, topic)
         if (position.query, position.rebuild) != (self.position.query, self.position.rebuild):
-            return None
-        between = self.pending.before(begins)
+            return False
         counted, expected = _sums_of(base), _sums_of(self.base)
         for piece in pieces.values():
             counted.add_all(replace(piece, by_user={}))
-        expected.add_all(replace(between, by_user={}))
-        if counted != expected:
-            return None
-        return {uid: (self._counted[uid] or 0) + clicks for uid, clicks in between.by_user.items()}
+        return counted == expected
 
     def replace_base(
         self,
@@ -388,32 +407,41 @@ class Now:
     ) -> bool:
         """Take another base of the same query, complete at `begins`; return false if the pieces no longer fit.
 
-        `pieces` are the sums of the `missing` offsets; `counted` has the new base's clicks of all users in the pieces,
-        and those of `counted_at` or of all users that were pending when it was read. Other users have no records
-        between the two bases, so theirs are known; unless some offsets before `begins` are not read, which are then
-        skipped.
+        `pieces` are the sums of the `missing` offsets; `counted` has the new base's clicks of all users in the pieces
+        and, unless `differs_only_by`, of all users that were pending when it was read. Other pending users have no
+        records between the two bases, so theirs are known; unless some offsets before `begins` are not read, which are
+        then skipped, or a rebuild has corrected the counts.
         """
-        users = self.pending.users.sums
+        while self.advance(begins):
+            pass
+        users, position = self.pending.users.sums, Position.of(base.marker, topic)
         is_skipping = any(begin > self.pending.ends.get(partition, begin) for partition, begin in begins.items())
-        if self.pending.missing(begins) != missing or (is_skipping and not users.keys() <= counted.keys()):
+        may_differ = is_skipping or position.rebuild != self.position.rebuild
+        if self.pending.missing(begins) != missing or (may_differ and not users.keys() <= counted.keys()):
             return False
+        # The pending users may be many more than those of whom something changes.
+        self._new_users -= self._count_new(counted)
         self.pending.start_at(begins, pieces)
-        if known_stay:
-            self._counted |= counted
+        self._counted |= counted
+        self._new_users += self._count_new(counted)
+        if known_stay and len(self._counted) <= len(users) + KNOWN_USERS_MAX:
+            known_from = self._known_from
+            self._known_from = {number: min(begin, known_from.get(number, begin)) for number, begin in begins.items()}
         else:
-            self._counted = {uid: counted[uid] if uid in counted else self._counted[uid] for uid in users}
-        if len(self._counted) > len(users) + KNOWN_USERS_MAX:
             self._counted = {uid: self._counted[uid] for uid in users}
-        self._new_users = sum(self._counted[uid] is None for uid in users)
+            self._known_from = dict(begins)
         for uid, clicks in base.top[: self._top]:
             self._rank(uid, clicks + users.get(uid, 0))
         if is_skipping:
             for uid, amount in users.items():
                 self._rank(uid, (self._counted[uid] or 0) + amount)
-        self.base = base
-        self.position = Position.of(base.marker, topic)
-        self._begins = dict(begins)
+        self.base, self.position = base, position
         return True
+
+    def _count_new(self, uids: Iterable[str]) -> int:
+        """Return how many of these users have pending records and are not in the base."""
+        users = self.pending.users.sums
+        return sum(uid in users and self._counted[uid] is None for uid in uids)
 
     @property
     def users(self) -> list[str]:
@@ -421,9 +449,10 @@ class Now:
         return list(self.pending.users.sums)
 
     def clicks_of(self, uid: str) -> int | None:
-        """Return the clicks of a user with pending records; None for another user."""
-        amount = self.pending.users.sums.get(uid)
-        return None if amount is None else (self._counted[uid] or 0) + amount
+        """Return the clicks of a known user; None for another user."""
+        if uid not in self._counted:
+            return None
+        return (self._counted[uid] or 0) + self.pending.users.sums.get(uid, 0)
 
     def snapshot(self) -> Snapshot:
         """Return the read model as it will be when everything pending is counted."""
