@@ -120,6 +120,11 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
+def json_lines_option(command: _Command) -> _Command:
+    """Add `--json` to a command that prints several results, as the parameter `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
+
+
 def layout_options(command: _Command) -> _Command:
     """Add `--json` and `--csv` to a command that prints rows, as the parameter `layout`."""
     command = click.option("--csv", "layout", flag_value="csv", help="Print CSV with a heading.")(command)

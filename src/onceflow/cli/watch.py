@@ -12,7 +12,7 @@ import click
 
 from onceflow.cli.alerts import Alerts, Change, Condition, duration_s, parse
 from onceflow.cli.logs import print_error
-from onceflow.cli.options import bootstrap_option, json_option, redis_options
+from onceflow.cli.options import bootstrap_option, json_lines_option, redis_options
 from onceflow.cli.output import stdout_may_close
 from onceflow.cli.status import read_status
 
@@ -72,7 +72,7 @@ def _webhook(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--once", is_flag=True, help="Check once, and end with an exit code. Takes --interval for rate and bad.")
 @bootstrap_option
 @redis_options
-@json_option
+@json_lines_option
 @click.pass_context
 def watch(
     context: click.Context,
@@ -94,8 +94,8 @@ def watch(
 
     Exit codes with --once: 0 no condition holds; 1 one holds; 2 none holds, but one is not known.
 
-    With --json each begin and end is one JSON object per line, as it is posted to the webhook: alert, state (begin or
-    end), reading, at_ms and text. A post is tried three times; then it is reported on standard error.
+    The JSON objects are those that are posted to the webhook: alert, state (begin or end), reading, at_ms and text. A
+    post is tried three times; then it is reported on standard error.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ import click
 
 from onceflow.cli.metrics import metrics_options, serving_metrics
 from onceflow.cli.notes import note, quiet_option
-from onceflow.cli.options import checked_bootstrap, json_option, security_option
+from onceflow.cli.options import checked_bootstrap, json_lines_option, security_option
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.refusals import explaining
 from onceflow.remedies import Remedy
@@ -140,15 +140,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @security_option
 @metrics_options
 @quiet_option
-@json_option
+@json_lines_option
 def mirror(source: str, target: str, **options: Any) -> None:
     """Copy topics from one cluster to another, exactly once, until Ctrl-C.
 
     Records keep partition, order, key, value, headers and timestamp. Topics are created and enlarged as in the source.
     After whatever stopped it, the mirror continues where the target's transactions ended. The lag is that of the group
     onceflow-mirror.NAME in the source.
-
-    With --json each report is one JSON object per line.
 
     \b
     Examples:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onceflow.cli.command_group import Commands
-from onceflow.cli.options import refuse_together
+from onceflow.cli.options import json_lines_option, refuse_together
 from onceflow.cli.output import counted, readable, stdout_may_close
 from onceflow.errors import OnceflowError
 
@@ -52,7 +52,7 @@ def log() -> None:
     "length, magic, CRC and payload.",
 )
 @click.option("--verify", is_flag=True, help="Only check that each file is intact; exit with 1 if one is damaged.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@json_lines_option
 def dump(
     files: Sequence[Path],
     records: bool,
