@@ -139,6 +139,8 @@ def test_timeline_of_a_user(events: list[dict[str, Any]], directory: Path) -> No
 VALUES = st.one_of(
     st.text(max_size=3), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.none(),
     st.lists(st.integers(), max_size=2), st.just("x" * 1024), st.just("ä" * 513), st.just("1" * 1025),
+    st.just("\x01" * 1024),
+    st.sampled_from(["true", "false", "null", "-", "-1", "1.5", "1e5", "[]", "{}", "NaN", {}, {"a": 1}]),
 )  # fmt: skip
 
 
@@ -153,11 +155,15 @@ def test_dimension_follows_the_rules(fields: dict[str, Any], data: st.DataObject
     query, value = queries._Query(), os_of(bytes(raw))
     texts = [value, "unknown", bytes(raw).decode().strip('"')]
     conditions = ", ".join([query.condition(name, [text]) for text in texts])
-    text = f"SELECT {query.dimension(name)}, {conditions} FROM (SELECT $extra AS extra)"
+    source = "(SELECT $extra AS extra)"
+    text = f"SELECT {query.dimension(name)}, {conditions} FROM {source}"
+    column, grouped = query.grouped(name)
+    text += f" UNION ALL SELECT {grouped}{', NULL' * len(texts)} FROM (SELECT {column} FROM {source} GROUP BY ALL)"
     with duckdb.connect() as database:
-        row = database.execute(text, {**query.parameters, "extra": extra.decode()}).fetchone()
+        row, after = database.execute(text, {**query.parameters, "extra": extra.decode()}).fetchall()
     # SQL has null for false where the field is absent.
-    assert row is not None and [row[0], *map(bool, row[1:])] == [value, *(text == value for text in texts)]
+    assert [row[0], *map(bool, row[1:])] == [value, *(text == value for text in texts)]
+    assert after[0] == value
 
 
 def test_log_behind_the_archive(bootstrap: str, cluster: Cluster, topic: str, tmp_path: Path) -> None:

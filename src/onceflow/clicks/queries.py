@@ -45,6 +45,8 @@ VALUE_BYTES_MAX = 1024
 UNKNOWN = "unknown"
 CANCELLED = "the query was cancelled"
 _SHIFT_MS = 10**8 * WIDTHS_MS["day"]
+_JSON_BYTES_MAX = 6 * VALUE_BYTES_MAX + 2
+"""Maximum size of a value in JSON: each character may be escaped, as `\\u0001`."""
 _COLUMNS = {"uid", "os"}
 
 Row = dict[str, Any]
@@ -169,11 +171,13 @@ class Events:
     def top(self, dimension: str, selection: Selection = ALL, *, count: int = 10) -> list[Row]:
         """Return the values of a dimension with most clicks."""
         query = _Query()
+        column, value = query.grouped(dimension)
         return self._rows(
             query,
             selection,
-            f"SELECT {query.dimension(dimension)} AS value, count(*) AS events, sum(clicks)::BIGINT AS clicks",
-            f"GROUP BY ALL ORDER BY clicks DESC, events DESC, value LIMIT {int(count)}",
+            f"SELECT {value} AS value, sum(n)::BIGINT AS events, sum(s)::BIGINT AS clicks "
+            f"FROM (SELECT {column}, count(*) AS n, sum(clicks) AS s",
+            f"GROUP BY ALL) GROUP BY ALL ORDER BY clicks DESC, events DESC, value LIMIT {int(count)}",
         )
 
     def totals(self, selection: Selection = ALL) -> Row:
@@ -248,12 +252,17 @@ class _Query:
 
     def dimension(self, name: str) -> str:
         """Return the expression for a dimension's value."""
+        return name if name in _COLUMNS else _value("extra", self._pointer(name))
+
+    def grouped(self, name: str) -> tuple[str, str]:
+        """Return a column to group by, and the expression for a dimension's value over this column.
+
+        So the JSON of each event is parsed once, and text and type are read for each group only.
+        """
         if name in _COLUMNS:
-            return name
-        text, kind = self._field(name)
-        is_value = f"({kind} = 'VARCHAR' OR regexp_full_match({text}, '-?[0-9]+'))"
-        fits = f"strlen({text}) BETWEEN 1 AND {VALUE_BYTES_MAX}"
-        return f"CASE WHEN {fits} AND {is_value} THEN {text} ELSE '{UNKNOWN}' END"
+            return name, name
+        json = f"json_extract(extra, {self._pointer(name)})"
+        return f"CASE WHEN strlen({json}) <= {_JSON_BYTES_MAX} THEN {json} END AS json", _value("json", "''")
 
     def condition(self, name: str, values: list[str]) -> str:
         """Return the condition that a dimension has one of these values."""
@@ -262,12 +271,11 @@ class _Query:
         if name in _COLUMNS or UNKNOWN in values:
             return exact
         # Most events differ in the text already, which is cheaper to compare.
-        return f"{self._field(name)[0]} IN {chosen} AND {exact}"
+        return f"json_extract_string(extra, {self._pointer(name)}) IN {chosen} AND {exact}"
 
-    def _field(self, name: str) -> tuple[str, str]:
-        """Return the expressions for the text and the JSON type of a field in `extra`."""
-        pointer = self.parameter("/" + name.replace("~", "~0").replace("/", "~1"))
-        return f"json_extract_string(extra, {pointer})", f"json_type(extra, {pointer})"
+    def _pointer(self, name: str) -> str:
+        """Return the JSON pointer of a field in `extra`."""
+        return self.parameter("/" + name.replace("~", "~0").replace("/", "~1"))
 
     def where(self, selection: Selection) -> str:
         conditions = list(self.conditions)
@@ -279,6 +287,13 @@ class _Query:
             values.setdefault(name, []).append(value)
         conditions += [self.condition(name, chosen) for name, chosen in values.items()]
         return f"WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _value(json: str, pointer: str) -> str:
+    """Return the expression for a dimension's value, which is at this pointer of a column."""
+    text = f"json_extract_string({json}, {pointer})"
+    is_value = f"(json_type({json}, {pointer}) = 'VARCHAR' OR regexp_full_match({text}, '-?[0-9]+'))"
+    return f"CASE WHEN strlen({text}) BETWEEN 1 AND {VALUE_BYTES_MAX} AND {is_value} THEN {text} ELSE '{UNKNOWN}' END"
 
 
 @contextlib.contextmanager
