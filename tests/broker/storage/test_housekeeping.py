@@ -281,6 +281,7 @@ def test_batches_checked_in_a_thread_keep_order(codec: Codec, broker: DrivenBrok
         5005,
     ]
     assert responses[10].error_code == ErrorCode.invalid_record
+    eventually(lambda: broker.log("table").high_watermark == 5006, "the last batch, not synced at its response")
     assert [len(records) for header, records in stored(broker.log("table"))] == [1000, 1] * 5 + [1]
     other = RawClient(broker.bootstrap)
     other.send_batch("table", 0, encode_batch([*many, Record(1000, NOW_MS, None, b"v")]), acks=0)

@@ -74,6 +74,7 @@ def limits(rows_per_grouping: int, groups_max: int) -> Iterator[None]:
 @settings(max_examples=200, deadline=None)
 @given(ROWS, SETS, st.integers(1, 20), st.integers(1, 30))
 @example([{"at": 0}, {"at": 600}, {"at": 300}], [("session",), ("session", "uid")], 1, 30)
+@example([{"at": 420}, {"at": 900}], [("seven",), ("quarter",)], 20, 30)
 def test_each_set_equals_a_count_of_records(
     rows: list[Row], sets: list[tuple[str, ...]], size: int, groups_max: int
 ) -> None:
