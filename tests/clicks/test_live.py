@@ -12,6 +12,7 @@ import pytest
 import redis as redis_clients
 
 from onceflow.clicks import live as lives
+from onceflow.clicks import now as nows
 from onceflow.clicks.events import Click, Rules
 from onceflow.clicks.live import Live, View
 from onceflow.clicks.now import Counts
@@ -224,17 +225,23 @@ def test_counts_while_micro_batches_advance(
 def test_redis_loses_micro_batches(
     start_live: StartLive, new_redis: Callable[..., RedisProcess], hash_key: str, bootstrap: str, topic: str
 ) -> None:
-    """Redis is killed and returns with an earlier state; the sink then counts the lost micro-batches again."""
+    """Redis is killed and returns with an earlier state; the sink then counts the lost micro-batches again.
+
+    One of these was the first to count a partition.
+    """
     server = new_redis(appendonly=False)
     live = start_live(server.url, hash_key, bootstrap, topic)
     live.wait_until_live(WITHIN_S)
     with Checker(live, bootstrap, topic) as checker:
         sink = StandInSink(server.url, hash_key, bootstrap, topic)
         checker.write(200)
-        sink.count_everything()
+        with Cluster(bootstrap) as cluster:
+            ends = cluster.list_offsets(topic, {0: LATEST, 1: LATEST})
+        sink.count({number: at.offset for number, at in ends.items()})
+        left = 200 - sum(at.offset for at in ends.values())
         with redis_clients.Redis.from_url(server.url) as client:
             client.save()
-        checker.await_everything(not_counted=0)
+        checker.await_everything(not_counted=left)
         for _ in range(2):
             checker.write(100, users=80)
             sink.count_everything()
@@ -243,11 +250,67 @@ def test_redis_loses_micro_batches(
         redis_pool.close(server.url)
         assert live.view().snapshot is not None
         server.start()
-        checker.await_everything(not_counted=200)
+        checker.await_everything(not_counted=200 + left)
         checker.write(50, users=120)
-        checker.await_everything(not_counted=250)
+        checker.await_everything(not_counted=250 + left)
         StandInSink(server.url, hash_key, bootstrap, topic).count_everything()
         checker.await_everything(not_counted=0)
+    redis_pool.close(server.url)
+
+
+def test_counts_lost_while_they_are_taken_over(
+    start_live: StartLive,
+    new_redis: Callable[..., RedisProcess],
+    hash_key: str,
+    bootstrap: str,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Redis returns with exactly the state from which its counts were taken over: nothing is counted any more."""
+    server = new_redis(appendonly=False)
+    live = start_live(server.url, hash_key, bootstrap, topic)
+    live.wait_until_live(WITHIN_S)
+    with Checker(live, bootstrap, topic) as checker:
+        sink = StandInSink(server.url, hash_key, bootstrap, topic)
+        checker.write(100)
+        sink.count_everything()
+        with redis_clients.Redis.from_url(server.url) as client:
+            client.save()
+        checker.await_everything(not_counted=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(nows.Now, "replace_base", lambda *_, **__: False)
+            checker.write(100)
+            sink.count_everything()
+            checker.await_everything(not_counted=0)
+            server.kill()
+            redis_pool.close(server.url)
+        server.start()
+        checker.await_everything(not_counted=100)
+    redis_pool.close(server.url)
+
+
+def test_memory_for_lost_counts_is_bounded(
+    start_live: StartLive, new_redis: Callable[..., RedisProcess], hash_key: str, bootstrap: str, topic: str
+) -> None:
+    """The records of each partition would fit, those of all do not."""
+    server = new_redis(appendonly=False)
+    live = start_live(server.url, hash_key, bootstrap, topic, bytes_max=1_000_000)
+    live.wait_until_live(WITHIN_S)
+    with Checker(live, bootstrap, topic) as checker:
+        sink = StandInSink(server.url, hash_key, bootstrap, topic)
+        checker.write(30)
+        sink.count_everything()
+        with redis_clients.Redis.from_url(server.url) as client:
+            client.save()
+        for _ in range(4):
+            checker.write(1_000, users=1_000_000)
+            sink.count_everything()
+            checker.await_everything(not_counted=0)
+        server.kill()
+        redis_pool.close(server.url)
+        server.start()
+        view = await_view(live, lambda view: view.snapshot is None)
+        assert view.reason == "the records that are not counted yet need more than 1,000,000 bytes"
     redis_pool.close(server.url)
 
 

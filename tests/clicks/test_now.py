@@ -2,7 +2,7 @@
 
 import json
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -16,23 +16,25 @@ from onceflow.clicks.now import Counts, Lookup, Now, Pending, Position
 from onceflow.clicks.results import MarkerView, Snapshot
 
 TOPIC = "t"
-PARTITIONS = (0, 1)
+PARTITIONS_MAX = 3
 TOP = 3
 CHUNKS = 3
-Verdicts = list[Click | Reason]
+Verdicts = Sequence[Click | Reason | None]
+"""None is an offset without a record, such as that of a transaction marker."""
 
 
 def summed(verdicts: Verdicts) -> Counts:
     counts = Counts()
     for verdict in verdicts:
-        counts.add(verdict)
+        if verdict is not None:
+            counts.add(verdict)
     return counts
 
 
 class ModelRedis:
     """The read model after complete micro-batches, and the chunks of one that is being written."""
 
-    def __init__(self, log: dict[int, Verdicts]) -> None:
+    def __init__(self, log: Mapping[int, Verdicts]) -> None:
         self.log = log
         self.states: list[dict[int, int]] = []
         """End offsets of each complete micro-batch."""
@@ -41,17 +43,18 @@ class ModelRedis:
 
     @property
     def offsets(self) -> dict[int, int]:
-        return self.states[-1] if self.states else dict.fromkeys(PARTITIONS, 0)
+        """The end of each partition that is counted."""
+        return self.states[-1] if self.states else {}
 
     def marker(self) -> MarkerView | None:
         if not self.states and self.begun is None:
             return None
         ends = self.offsets if self.begun is None else self.begun
-        ranges = {TOPIC: {str(number): [self.offsets[number], end] for number, end in ends.items()}}
+        ranges = {TOPIC: {str(number): [self.offsets.get(number, 0), end] for number, end in ends.items()}}
         digest = json.dumps([ranges if self.begun else None, ends])
         fields = {"ranges": json.dumps(ranges), "digest": digest}
         batch = len(self.states) - (self.begun is None)
-        since = dict.fromkeys(PARTITIONS, 0)
+        since = dict.fromkeys(ends, 0)
         return MarkerView("q", batch, self.begun is None, {TOPIC: ends}, {TOPIC: since}, "", 0, 0, None, (), fields)
 
     def counted(self, offsets: dict[int, int]) -> Counts:
@@ -89,9 +92,9 @@ class World:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.log: dict[int, Verdicts] = {number: [] for number in PARTITIONS}
+        self.log: dict[int, list[Click | Reason | None]] = {0: []}
         self.redis = ModelRedis(self.log)
-        self.now = Now(self.redis.snapshot(), TOPIC, dict.fromkeys(PARTITIONS, 0), top=TOP)
+        self.now = Now(self.redis.snapshot(), TOPIC, {0: 0}, top=TOP)
         self.fetched: dict[int, tuple[int, Verdicts, Lookup]] = {}
         self.replacing: Iterator[None] | None = None
 
@@ -99,12 +102,21 @@ class World:
         for _ in range(self.random.randint(1, 6)):
             uid = "u" * self.random.randint(1, 7)
             click = Click(uid, self.random.randint(0, 3), self.random.choice("ab"))
-            verdicts: Verdicts = [click, click, Reason.NOT_JSON]
-            self.log[self.random.choice(PARTITIONS)].append(self.random.choice(verdicts))
+            self.log[self.random.choice(list(self.log))].append(
+                self.random.choice([click, click, Reason.NOT_JSON, None])
+            )
+
+    def widen(self) -> None:
+        """Add a partition, or notice one."""
+        unnoticed = {number: 0 for number in self.log if number not in self.now.pending.ends}
+        if unnoticed:
+            self.now.add_partitions(unnoticed)
+        elif len(self.log) < PARTITIONS_MAX:
+            self.log[len(self.log)] = []
 
     def fetch(self) -> None:
         """Read records and look their users up; they are added by a later step."""
-        number = self.random.choice(PARTITIONS)
+        number = self.random.choice(list(self.now.pending.ends))
         begin = self.now.pending.ends[number]
         verdicts = self.log[number][begin : begin + self.random.randint(1, 5)]
         unknown = self.now.unknown_users([summed(verdicts)])
@@ -123,7 +135,8 @@ class World:
         redis = self.redis
         if redis.begun is None:
             redis.begun = {
-                number: self.random.randint(redis.offsets[number], len(self.log[number])) for number in PARTITIONS
+                number: self.random.randint(redis.offsets.get(number, 0), len(part))
+                for number, part in self.log.items()
             }
             redis.chunks_done = set()
         elif len(redis.chunks_done) < CHUNKS:
@@ -148,7 +161,7 @@ class World:
     def _replace(self) -> Iterator[None]:
         base = self.redis.snapshot()
         position = Position.of(base.marker, TOPIC)
-        begins = dict(self.redis.offsets)
+        begins = {**dict.fromkeys(self.log, 0), **self.now.starts, **self.redis.offsets}
         is_other_query = self.now.position.query not in (None, position.query)
         if self.redis.begun is not None or is_other_query:
             return
@@ -183,16 +196,16 @@ class World:
                 assert lookup.clicks[uid] == expected.by_user.get(uid)
 
 
-STEPS = ("write", "fetch", "take", "count", "replace", "shrink", "lose")
-WEIGHTS = (6, 9, 9, 9, 9, 1, 1)
+STEPS = ("write", "fetch", "take", "count", "replace", "shrink", "widen", "lose")
+WEIGHTS = (6, 9, 9, 9, 9, 1, 1, 1)
 
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=40)
-@example(214)
-@example(253)
+@example(39)
+@example(1579)
 def test_sums_in_any_order(seed: int) -> None:
-    """Seeds: in 214, ranges before another base are added while it is looked up; in 253, missing offsets change."""
+    """Seeds: in 39, ranges before another base are added while it is looked up; in 1579, missing offsets change."""
     random = Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nows, "RANGE_EVENTS", 4)
@@ -203,7 +216,7 @@ def test_sums_in_any_order(seed: int) -> None:
         for step in random.choices(STEPS, WEIGHTS, k=250):
             getattr(world, step)()
             world.check()
-            assert all(end >= ends[number] for number, end in world.now.pending.ends.items())
+            assert all(world.now.pending.ends[number] >= end for number, end in ends.items())
             ends = dict(world.now.pending.ends)
 
 
@@ -213,18 +226,19 @@ def test_quiet_log_is_followed_completely(random: Random) -> None:
     """Once nothing changes any more, everything is read, and no record before the base is kept."""
     world = World(random)
     for _ in range(60):
-        getattr(world, random.choice(STEPS[:6]))()
-    while world.redis.begun is not None:
+        getattr(world, random.choice(STEPS[:7]))()
+    world.widen()
+    while not world.redis.states or world.redis.begun is not None:
         world.count()
     world.fetched, world.replacing = {}, None
-    for _ in range(3 * sum(map(len, world.log.values())) + 8):
+    for _ in range(6 * sum(map(len, world.log.values())) + 16):
         for step in ("fetch", "take", "replace"):
             getattr(world, step)()
     world.check()
     assert world.now.pending.ends == {number: len(verdicts) for number, verdicts in world.log.items()}
-    assert world.now.pending.begins == world.redis.offsets
-    counted = world.redis.counted(world.redis.offsets)
-    assert world.now.pending.events == sum(map(len, world.log.values())) - counted.events
+    assert world.now.pending.begins == {**dict.fromkeys(world.log, 0), **world.redis.offsets}
+    everything, counted = world.redis.counted(world.now.pending.ends), world.redis.counted(world.redis.offsets)
+    assert world.now.pending.events == everything.events - counted.events
 
 
 USERS: Verdicts = [Click("u", 1, "a"), Click("v", 0, "a"), Click("w", 5, "b"), Reason.NOT_JSON]
@@ -235,7 +249,7 @@ def now_with(log: Verdicts) -> tuple[Now, ModelRedis]:
     redis = ModelRedis({0: log})
     redis.states = [{0: 0}]
     now = Now(redis.snapshot(), TOPIC, {0: 0}, top=TOP)
-    now.add(0, 0, len(log), summed(log), redis.lookup(["u", "v", "w"]))
+    now.add(0, 0, len(log), summed(log), redis.lookup(["u", "v", "w", "x"]))
     return now, redis
 
 
@@ -258,7 +272,7 @@ def test_ranges_are_added_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     """Nothing that is shown changes, and a lookup from before the first stays usable."""
     monkeypatch.setattr(nows, "RANGE_EVENTS", 1)
     now, redis = now_with(USERS[:1])
-    redis.log[0] = USERS
+    redis.log = {0: USERS}
     before = redis.lookup(["x"])
     for number, verdict in enumerate(USERS[1:], 1):
         now.add(0, number, number + 1, summed([verdict]), redis.lookup(["u", "v", "w"]))
@@ -330,6 +344,73 @@ def test_users_of_skipped_records_are_looked_up(*, is_rebuilt: bool) -> None:
     assert (now.clicks_of("u"), now.snapshot().clicks, now.snapshot().users) == (3, 3, 1)
 
 
+def test_users_of_unread_partition_are_looked_up() -> None:
+    """The base is the first to show it."""
+    redis = ModelRedis({0: [Click("u", 1, "a")], 1: [Click("u", 2, "a")]})
+    redis.states.append({0: 0})
+    now = Now(redis.snapshot(), TOPIC, redis.offsets, top=TOP)
+    now.add(0, 0, 1, summed(redis.log[0]), redis.lookup(["u"]))
+    redis.states.append({0: 0, 1: 1})
+    assert not now.replace_base(redis.snapshot(), TOPIC, redis.offsets, {}, {}, {}, known_stay=False)
+    counted = redis.lookup(["u"]).clicks
+    assert now.replace_base(redis.snapshot(), TOPIC, redis.offsets, {}, {}, counted, known_stay=False)
+    assert now.clicks_of("u") == 3
+
+
+def test_lookup_without_a_lost_partition_is_refused() -> None:
+    """Redis has lost the micro-batch that was the first to count a partition."""
+    redis = ModelRedis({0: [Click("a", 1, "x")] * 2, 1: [Click("u", 5, "x")]})
+    redis.states = [{0: 1}, {0: 1, 1: 1}]
+    now = Now(redis.snapshot(), TOPIC, {0: 1, 1: 1}, top=TOP)
+    redis.states.pop()
+    lookup = redis.lookup(["u"])
+    assert lookup.clicks["u"] is None
+    assert not now.is_usable(lookup, {"u"}, {0: 1})
+    assert now.starts == {0: 0, 1: 0}
+
+
+def test_first_micro_batch_is_no_rebuild() -> None:
+    """No user is looked up for it, however many are new."""
+    redis = ModelRedis({0: USERS, 1: [Click("x", 1, "a")]})
+    now = Now(redis.snapshot(), TOPIC, {0: 0, 1: 0}, top=TOP)
+    now.add(0, 0, 4, summed(USERS), redis.lookup(["u", "v", "w"]))
+    redis.states.append({0: 4, 1: 0})
+    assert now.advance({0: 4, 1: 0})
+    assert now.differs_only_by({}, redis.snapshot(), TOPIC, {0: 4, 1: 0})
+    now.add(1, 0, 1, summed(redis.log[1]), redis.lookup(["x"]))
+    assert now.replace_base(redis.snapshot(), TOPIC, {0: 4, 1: 0}, {}, {}, {}, known_stay=True)
+    assert [now.clicks_of(uid) for uid in "uvwx"] == [1, 0, 5, 1]
+    assert not now.is_advanced
+
+
+def test_offsets_without_records_are_skipped() -> None:
+    """Otherwise the base waited for a reader that waits for the base to know a user."""
+    redis = ModelRedis({0: [Click("u", 1, "a"), None, Click("x", 1, "a")], 1: [Click("v", 2, "a")]})
+    redis.states.append({0: 1, 1: 0})
+    now = Now(redis.snapshot(), TOPIC, {0: 1, 1: 0}, top=TOP)
+    now.add(1, 0, 1, summed(redis.log[1]), redis.lookup(["v"]))
+    redis.states.append({0: 2, 1: 0})
+    assert not now.is_usable(redis.lookup(["x"]), {"x"}, {0: 1})
+    assert now.differs_only_by({}, redis.snapshot(), TOPIC, {0: 2, 1: 0})
+    assert now.replace_base(redis.snapshot(), TOPIC, {0: 2, 1: 0}, {}, {}, {}, known_stay=True)
+    assert (now.pending.ends, now.clicks_of("v")) == ({0: 2, 1: 1}, 2)
+
+
+def test_top_users_follow_a_rebuild() -> None:
+    """A rebuild may lower a user's clicks, and raise those of another who is pending."""
+    now, redis = now_with([Click("u", 1, "a"), Click("v", 900, "a"), Click("w", 5, "b"), Click("x", 2, "b")])
+    assert now.snapshot().top == [("v", 900), ("w", 5), ("x", 2)]
+    base = redis.snapshot()
+    assert base.marker is not None
+    marker = replace(base.marker, fields={**base.marker.fields, "rebuilt": "1"})
+    rebuilt = replace(base, marker=marker, top=[("u", 70), ("y", 60), ("x", 50)])
+    pieces = {0: summed([Click("w", 5, "b"), Click("x", 2, "b")])}
+    counted = {"u": 70, "v": None, "w": None, "x": 50}
+    assert now.advance({0: 2})
+    assert now.replace_base(rebuilt, TOPIC, {0: 2}, {0: (2, 4)}, pieces, counted, known_stay=False)
+    assert now.snapshot().top == [("u", 70), ("y", 60), ("x", 52)]
+
+
 def test_rebuilt_counts_are_looked_up() -> None:
     """A rebuild may correct the sums of single users."""
     now, redis = now_with(USERS)
@@ -366,7 +447,7 @@ def test_position_within_a_micro_batch() -> None:
 def test_lookup_beyond_read_records_is_refused() -> None:
     """The user may be in a record that has been counted, and has not been read."""
     redis = ModelRedis({0: [Click("u", 1, "a")] * 2, 1: []})
-    now = Now(redis.snapshot(), TOPIC, redis.offsets, top=TOP)
+    now = Now(redis.snapshot(), TOPIC, {0: 0, 1: 0}, top=TOP)
     redis.states.append({0: 2, 1: 0})
     lookup = redis.lookup(["u"])
     assert not now.is_usable(lookup, {"u"}, {0: 1})

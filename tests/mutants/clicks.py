@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 _EVENTS = "clicks/test_events.py::"
 _COLUMNS = "clicks/test_columns.py::"
+_LIVE = "clicks/test_live.py::"
 _NOW = "clicks/test_now.py::"
 _VERIFY = "clicks/test_verify.py::"
 _INGEST = "clicks/ingest/"
@@ -143,8 +144,8 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/now.py",
-        "        may_differ = is_skipping or",
-        "        may_differ =",
+        "not known_stay and (is_skipping or",
+        "not known_stay and (",
         _NOW + "test_users_of_skipped_records_are_looked_up",
     ),
     Mutant(
@@ -167,8 +168,8 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/now.py",
-        "(at.query, at.rebuild) != (self.position.query, self.position.rebuild):",
-        "at.query != self.position.query:",
+        "(at.query, at.rebuild) != (here.query, here.rebuild)",
+        "at.query != here.query",
         _NOW + "test_lookup_before_a_rebuild_is_refused",
     ),
     Mutant(
@@ -191,9 +192,45 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/now.py",
-        "        if (position.query, position.rebuild) != (self.position.query, self.position.rebuild):",
-        "        if position.query != self.position.query:",
-        _NOW + "test_rebuilt_counts_are_looked_up",
+        "        may_differ = not known_stay and (",
+        "        may_differ = (",
+        _NOW + "test_offsets_without_records_are_skipped",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "here.query is not None and (at",
+        "(at",
+        _NOW + "test_first_micro_batch_is_no_rebuild",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        ends = self.starts | self.pending.ends",
+        "        ends = dict(begins) | self.pending.ends",
+        _NOW + "test_users_of_unread_partition_are_looked_up",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        lows = self.starts | at.low",
+        "        lows = self._known_from | at.low",
+        _NOW + "test_lookup_without_a_lost_partition_is_refused",
+    ),
+    Mutant(
+        "clicks/now.py",
+        "        if not known_stay:\n",
+        "        if False:\n",
+        _NOW + "test_top_users_follow_a_rebuild",
+    ),
+    Mutant(
+        "clicks/live.py",
+        "            starts = {} if self._now is None else self._now.starts",
+        "            starts = {} if self._now is None else self._now.pending.begins",
+        _LIVE + "test_redis_loses_micro_batches",
+    ),
+    Mutant(
+        "clicks/live.py",
+        "now is None or now.is_advanced or",
+        "now is None or",
+        _LIVE + "test_counts_lost_while_they_are_taken_over",
     ),
     Mutant(
         "clicks/now.py",

@@ -244,7 +244,7 @@ class Live:
         self._refuse_lost(log_starts, counted)
         position = Position.of(marker, self._topic)
         now = self._now
-        if now is None or position.identity != now.position.identity:
+        if now is None or now.is_advanced or position.identity != now.position.identity:
             self._follow_base(cluster, marker)
         if time.monotonic() - self._metadata_at > METADATA_S or self._metadata is None:
             self._follow_partitions(cluster, marker)
@@ -252,9 +252,9 @@ class Live:
     def _refuse_lost(self, log_starts: Mapping[int, int], counted: Mapping[int, int]) -> None:
         """Raise _Unavailable if the log lost records that are not counted."""
         now = self._now
-        begins = {} if now is None else now.pending.begins
+        starts = {} if now is None else now.starts
         for partition, start in log_starts.items():
-            offset = counted.get(partition, begins.get(partition, start))
+            offset = counted.get(partition, starts.get(partition, start))
             if offset < start:
                 raise _Unavailable(
                     f"the log of {self._topic}-{partition} starts at {start}, but is counted only up to {offset}"
@@ -306,7 +306,11 @@ class Live:
         """Replace the base; the next poll tries it again if Redis or the pending records change meanwhile."""
         with self._changed:
             missing = now.pending.missing(begins)
-        pieces = {number: self._read(cluster, number, *offsets) for number, offsets in missing.items()}
+        pieces: dict[int, Counts] = {}
+        spare_bytes = self._bytes_max
+        for number, (begin, end) in missing.items():
+            pieces[number] = self._read(cluster, number, begin, end, spare_bytes)
+            spare_bytes -= pieces[number].size_bytes
         while self._advance(now, begins):
             # Readers of the numbers and of the log get the lock before the next range.
             self._stop.wait(PAUSE_S)
@@ -338,22 +342,21 @@ class Live:
         counted = {} if base.marker is None else base.marker.offsets.get(self._topic, {})
         assert self._metadata is not None
         with self._changed:
-            pending = {} if self._now is None else self._now.pending.begins
-        begins = {number: counted.get(number, pending.get(number, -1)) for number in self._metadata.partitions}
-        begins |= {number: offset for number, offset in counted.items() if number not in begins}
+            starts = {} if self._now is None else self._now.starts
+        begins = {**dict.fromkeys(self._metadata.partitions, -1), **starts, **counted}
         unknown = [number for number, offset in begins.items() if offset < 0]
         if unknown:
-            starts = cluster.list_offsets(self._topic, dict.fromkeys(unknown, EARLIEST))
-            begins |= {number: at.offset for number, at in starts.items()}
+            earliest = cluster.list_offsets(self._topic, dict.fromkeys(unknown, EARLIEST))
+            begins |= {number: at.offset for number, at in earliest.items()}
         return begins
 
-    def _read(self, cluster: Cluster, partition: int, begin: int, end: int) -> Counts:
-        """Return the sums of these offsets."""
+    def _read(self, cluster: Cluster, partition: int, begin: int, end: int, bytes_max: int) -> Counts:
+        """Return the sums of these offsets. Raises _Unavailable if they need more memory."""
         counts = Counts()
         try:
             for number, record in enumerate(read_records(cluster, self._topic, partition, begin, end)):
                 counts.add(self._rules.judge(record.value))
-                if number % 10_000 == 9_999 and counts.size_bytes > self._bytes_max:
+                if number % 10_000 == 9_999 and counts.size_bytes > bytes_max:
                     raise _Unavailable(self._too_large())
         except OffsetOutOfRange as error:
             raise _Unavailable(str(error)) from error
@@ -387,7 +390,7 @@ class Live:
             starts = cluster.list_offsets(self._topic, dict.fromkeys(new, EARLIEST))
             with self._changed:
                 was_live = self._is_live
-                now.pending.start_at({number: at.offset for number, at in starts.items()}, {})
+                now.add_partitions({number: at.offset for number, at in starts.items()})
                 self._expect_ends(now, was_live)
         if partitions != known or not self._readers:
             self._stop_readers()

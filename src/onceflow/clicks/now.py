@@ -303,13 +303,19 @@ class Now:
         self.base = base
         self.position = Position.of(base.marker, topic)
         self.pending = Pending(begins)
+        self.starts: dict[int, int] = {}
+        """The first offset of each partition that is counted or pending."""
+        self._advanced = Counts()
+        """Sums of the ranges that were added to the base, without those of single users."""
+        self._advanced_users = 0
+        """Number of users whose first records are in these ranges."""
         self._known_from = dict(begins)
         """Every user of the records read from these offsets on is known."""
         self._top = top
         self._counted: dict[str, int | None] = {}
         self._new_users = 0
-        self._ranked = dict(base.top[:top])
-        self._least = base.top[top - 1][1] if len(base.top) >= top else 0
+        self._note_starts(base, topic, begins)
+        self._rank_again()
 
     def unknown_users(self, parts: Iterable[Counts]) -> set[str]:
         """Return the users whose counted clicks must be looked up before these parts are added."""
@@ -327,9 +333,10 @@ class Now:
             return False
         if at.identity == self.position.identity:
             return True
-        if self.position.query is not None and (at.query, at.rebuild) != (self.position.query, self.position.rebuild):
+        if self._is_rebuilt(at):
             return False
-        is_ahead = all(at.low.get(partition, begin) >= begin for partition, begin in self._known_from.items())
+        lows = self.starts | at.low
+        is_ahead = all(lows[partition] >= begin for partition, begin in self._known_from.items())
         ends = self.pending.ends | dict(begins)
         return is_ahead and all(ends.get(partition, -1) >= offset for partition, offset in at.high.items())
 
@@ -357,7 +364,7 @@ class Now:
     def advance(self, begins: Offsets) -> bool:
         """Add one range that begins before `begins` to the base; return false if there is none.
 
-        The base keeps its marker, top users and position.
+        The base keeps its position.
         """
         counts = self.pending.pop(begins)
         if counts is None:
@@ -368,17 +375,14 @@ class Now:
             new_users += counted is None
             self._counted[uid] = (counted or 0) + clicks
         self._new_users -= new_users
-        base = self.base
-        self.base = replace(
-            base,
-            events=base.events + counts.events,
-            clicks=base.clicks + counts.clicks,
-            bad=base.bad + counts.bad,
-            users=base.users + new_users,
-            by_os=_joined(base.by_os, counts.by_os),
-            bad_by_reason=_joined(base.bad_by_reason, counts.by_reason),
-        )
+        self._advanced_users += new_users
+        self._advanced.add_all(replace(counts, by_user={}))
         return True
+
+    @property
+    def is_advanced(self) -> bool:
+        """Whether records were added to the base that it did not have."""
+        return self._advanced.events > 0
 
     def differs_only_by(self, pieces: Mapping[int, Counts], base: Snapshot, topic: str, begins: Offsets) -> bool:
         """Return whether the base, advanced to `begins`, has exactly these records more than another base there.
@@ -386,10 +390,10 @@ class Now:
         Then only the users of these `missing` offsets must be looked up. It is false if some records before `begins`
         are not read, if Redis or the pipeline lost records, and after a rebuild.
         """
-        position = Position.of(base.marker, topic)
-        if (position.query, position.rebuild) != (self.position.query, self.position.rebuild):
+        if self._is_rebuilt(Position.of(base.marker, topic)):
             return False
         counted, expected = _sums_of(base), _sums_of(self.base)
+        expected.add_all(self._advanced)
         for piece in pieces.values():
             counted.add_all(replace(piece, by_user={}))
         return counted == expected
@@ -408,15 +412,17 @@ class Now:
         """Take another base of the same query, complete at `begins`; return false if the pieces no longer fit.
 
         `pieces` are the sums of the `missing` offsets; `counted` has the new base's clicks of all users in the pieces
-        and, unless `differs_only_by`, of all users that were pending when it was read. Other pending users have no
-        records between the two bases, so theirs are known; unless some offsets before `begins` are not read, which are
-        then skipped, or a rebuild has corrected the counts.
+        and, unless `differs_only_by` (`known_stay`), of all users that were pending when it was read. Other pending
+        users have no records between the two bases, so theirs are known; unless some records before `begins` are not
+        read, which are then skipped, or a rebuild has corrected the counts.
         """
         while self.advance(begins):
             pass
+        self._note_starts(base, topic, begins)
         users, position = self.pending.users.sums, Position.of(base.marker, topic)
-        is_skipping = any(begin > self.pending.ends.get(partition, begin) for partition, begin in begins.items())
-        may_differ = is_skipping or position.rebuild != self.position.rebuild
+        ends = self.starts | self.pending.ends
+        is_skipping = any(begin > ends[partition] for partition, begin in begins.items())
+        may_differ = not known_stay and (is_skipping or self._is_rebuilt(position))
         if self.pending.missing(begins) != missing or (may_differ and not users.keys() <= counted.keys()):
             return False
         # The pending users may be many more than those of whom something changes.
@@ -430,13 +436,25 @@ class Now:
         else:
             self._counted = {uid: self._counted[uid] for uid in users}
             self._known_from = dict(begins)
-        for uid, clicks in base.top[: self._top]:
-            self._rank(uid, clicks + users.get(uid, 0))
-        if is_skipping:
-            for uid, amount in users.items():
-                self._rank(uid, (self._counted[uid] or 0) + amount)
         self.base, self.position = base, position
+        self._advanced, self._advanced_users = Counts(), 0
+        if not known_stay:
+            self._rank_again()
         return True
+
+    def add_partitions(self, starts: Offsets) -> None:
+        """Add new partitions, of which nothing is counted, with the first offsets of their logs."""
+        self.pending.start_at(starts, {})
+        self.starts |= starts
+
+    def _note_starts(self, base: Snapshot, topic: str, begins: Offsets) -> None:
+        since = {} if base.marker is None else base.marker.since.get(topic, {})
+        self.starts = {**begins, **self.starts, **since}
+
+    def _is_rebuilt(self, at: Position) -> bool:
+        """Return whether the sums at this position may be others: of another query, or corrected by a rebuild."""
+        here = self.position
+        return here.query is not None and (at.query, at.rebuild) != (here.query, here.rebuild)
 
     def _count_new(self, uids: Iterable[str]) -> int:
         """Return how many of these users have pending records and are not in the base."""
@@ -456,17 +474,26 @@ class Now:
 
     def snapshot(self) -> Snapshot:
         """Return the read model as it will be when everything pending is counted."""
-        base, pending = self.base, self.pending
+        base, advanced, pending = self.base, self._advanced, self.pending
         return replace(
             base,
-            events=base.events + pending.events,
-            clicks=base.clicks + pending.clicks,
-            bad=base.bad + pending.bad,
-            users=base.users + self._new_users,
+            events=base.events + advanced.events + pending.events,
+            clicks=base.clicks + advanced.clicks + pending.clicks,
+            bad=base.bad + advanced.bad + pending.bad,
+            users=base.users + self._advanced_users + self._new_users,
             top=self._ranking(),
-            by_os=_joined(base.by_os, pending.systems.sums),
-            bad_by_reason=_joined(base.bad_by_reason, pending.reasons.sums),
+            by_os=_joined(base.by_os, advanced.by_os, pending.systems.sums),
+            bad_by_reason=_joined(base.bad_by_reason, advanced.by_reason, pending.reasons.sums),
         )
+
+    def _rank_again(self) -> None:
+        """Rank the users of the base and all pending users: clicks may have become less."""
+        top = self.base.top[: self._top]
+        users = self.pending.users.sums
+        self._ranked = {uid: clicks + users.get(uid, 0) for uid, clicks in top}
+        self._least = top[-1][1] if len(top) == self._top else 0
+        for uid, amount in users.items():
+            self._rank(uid, (self._counted[uid] or 0) + amount)
 
     def _rank(self, uid: str, clicks: int) -> None:
         """Keep a user who may be a top user now. Clicks only grow, so other users need not be kept."""
@@ -485,8 +512,9 @@ def _sums_of(base: Snapshot) -> Counts:
     return Counts(base.events, base.clicks, base.bad, {}, dict(base.by_os), dict(base.bad_by_reason))
 
 
-def _joined(base: Mapping[str, int], pending: Mapping[str, int]) -> dict[str, int]:
+def _joined(base: Mapping[str, int], *further: Mapping[str, int]) -> dict[str, int]:
     sums = dict(base)
-    for name, amount in pending.items():
-        sums[name] = sums.get(name, 0) + amount
+    for part in further:
+        for name, amount in part.items():
+            sums[name] = sums.get(name, 0) + amount
     return dict(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0])))

@@ -1,5 +1,6 @@
 """Options of the commands that run a streaming job."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,12 +16,15 @@ from onceflow.cli.spark import is_submitted, java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 CHECKPOINTS = Path(".onceflow", "checkpoints")
 _TRIGGER = re.compile(r"available-now|[1-9]\d* (millisecond|second|minute|hour)s?")
 NICE = 10
 """Default of --nice: at 20,000 events/s on two cores, live numbers wait up to 0.4 s for a driver of priority 0."""
+_AUTOGROUP = Path("/proc/self/autogroup")
 _MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://.+|k8s://.+|yarn")
 
 
@@ -66,7 +70,7 @@ _NICE_OPTION = click.option(
     type=click.IntRange(0, 19),
     envvar="ONCEFLOW_NICE",
     show_envvar=True,
-    help="Lower the priority of the driver and of Spark's processes on this machine, as the command nice does, so that "
+    help="Lower the priority of the driver and of Spark's processes on this machine to this nice value, so that "
     "broker, Redis and page stay fast; 0: not at all.  [default: 10, or spark-submit's]",
 )
 _RESTART_OPTIONS = (
@@ -129,7 +133,11 @@ def job_settings(checkpoint: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lower_priority(nice: int | None) -> None:
-    """Lower the priority of this process, and of those that it starts."""
+    """Lower the priority of this process, and of those that it starts.
+
+    With autogroups (sched(7)), Linux compares priorities within a session only, and each session has one too. A process
+    that leads its session, as in 'onceflow demo', lowers that; in a terminal's session there are other processes.
+    """
     if is_submitted():
         # The driver's JVM is running already.
         if nice:
@@ -140,6 +148,11 @@ def lower_priority(nice: int | None) -> None:
     wanted = NICE if nice is None else nice
     if wanted > os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, wanted)
+        if os.getsid(0) == os.getpid() and _AUTOGROUP.exists():
+            try:
+                _AUTOGROUP.write_text(str(wanted))
+            except OSError as error:
+                logger.warning("the priority of the session was not lowered: %s", error)
 
 
 def session_settings(location: str, options: Mapping[str, Any]) -> dict[str, Any]:
