@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from onceflow.clicks.events import Click, Reason
 from onceflow.clicks.results import MarkerView, Snapshot
 
-RANGE_EVENTS = 2_000
+RANGE_EVENTS = 500
 """Number of events from which a range gets no further records."""
-RANGES_MAX = 256
+RANGES_MAX = 1_024
 """Maximum number of ranges of a partition; neighbours are joined beyond it."""
 ENTRY_BYTES = 200
 """Memory of one name in the sums of one range, without its text."""
