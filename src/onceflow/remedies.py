@@ -92,6 +92,8 @@ class Remedy(StrEnum):
     MAKE_ROOM = "free some space"
     OTHER_TMPDIR = "set TMPDIR to another place"
     WHOLE_HOURS = "choose a --length and --slide of whole hours or days, or a later --from"
+    LATER_AT = "choose a later --at, or --per day"
+    LATER_FROM = "choose a later --from"
     ASK_LESS = "choose a shorter time, or longer windows"
     COUNT_OVER_TIME = "start 'onceflow run' with --measures, a new --checkpoint and a new --hash-key"
     START_RUN = "start 'onceflow run' with this --redis and --hash-key"

@@ -4,6 +4,8 @@ import base64
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -182,6 +184,21 @@ def test_counts_of_another_job_are_refused(redis_server: RedisProcess, hash_key:
     assert "(its plan is 'visits')" in printed
     dead = run("dead", "--redis", redis_server.url, "--hash-key", hash_key)
     assert "'dead' knows only the events that 'onceflow run' refuses" in str(dead.exception)
+
+
+def test_export_into_a_closed_pipe(redis_server: RedisProcess, hash_key: str) -> None:
+    count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.hset(hash_key, mapping={f"user {number:0100d}": 1 for number in range(5_000)})
+    where = ["--redis", redis_server.url, "--hash-key", hash_key, "--export", "csv"]
+    command = [sys.executable, "-m", "onceflow", "clicks", *where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as exporting:
+        assert exporting.stdout is not None and exporting.stderr is not None
+        assert exporting.stdout.readline() == "uid,clicks\n"
+        exporting.stdout.close()
+        (note,) = exporting.stderr.read().splitlines()
+        assert note.startswith("5,003 users as of micro-batch 1")
+    assert exporting.returncode == 0
 
 
 def test_export_of_every_user(redis_server: RedisProcess, hash_key: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onceflow.clicks.counted import Counted, newest_ms
+from onceflow.clicks.counted import Counted, Removed, newest_ms
 from onceflow.clicks.distinct_users import UsersOfWindows
 from onceflow.clicks.last_verify import LastVerify, parse_last_verify
 from onceflow.clicks.measures import CLICKS, EVENTS, FUTURE, NO_TIME, SESSIONS, UID
@@ -200,13 +200,15 @@ class Analytics(Results):
     def top(self, dimension: str, width: Width = HOUR, *, at_ms: int | None = None, count: int = 10) -> list[TopValue]:
         """Return the values of a dimension with most events, or for `uid` the users with most clicks, in one bucket.
 
-        The bucket is an hour or a day, by default that of the newest event.
+        The bucket is an hour or a day, by default that of the newest event. Raises Removed.
         """
 
         def read(marker: MarkerView) -> list[TopValue]:
-            self._counted(marker).require("over_time", None if dimension == UID else dimension)
+            counted = self._counted(marker)
+            counted.require("over_time", None if dimension == UID else dimension)
             start_ms = width.start_of(newest_ms(marker) if at_ms is None else at_ms)
             bucket = Bucket(start_ms, width)
+            counted.refuse_removed([bucket], "{}-top" if dimension == UID else "{}", Remedy.LATER_AT)
             if dimension == UID:
                 key = f"{self.keys.beside(f'{width.name}-top')}:{start_ms}"
                 ranking = self._ask(lambda: self._redis.zrevrange(key, 0, count - 1, withscores=True))
@@ -275,12 +277,12 @@ class Analytics(Results):
     def sessions(
         self, uid: str | None = None, *, begin_ms: int | None = None, end_ms: int | None = None
     ) -> list[Session]:
-        """Return the sessions that started in [begin_ms, end_ms), in the order of their start and user."""
+        """Return the sessions that started in [begin_ms, end_ms), in the order of start and user. Raises Removed."""
 
         def read(marker: MarkerView) -> list[Session]:
             counted = self._counted(marker)
             counted.require("sessions")
-            times = self._range(marker, begin_ms, end_ms)
+            times = self._session_times(marker, begin_ms, end_ms)
             return sorted(self._sessions(counted, times, uid), key=lambda session: (session.started_ms, session.uid))
 
         return self.at_one_batch(read)
@@ -297,13 +299,13 @@ class Analytics(Results):
         """Return the newest sessions that started in [begin_ms, end_ms), newest first.
 
         `before` is the start and the user of the last session of the page before. Of one user the default range is
-        everything that is kept.
+        everything that is kept. Raises Removed.
         """
 
         def read(marker: MarkerView) -> list[Session]:
             counted = self._counted(marker)
             counted.require("sessions")
-            times = self._range(marker, begin_ms, end_ms)
+            times = self._session_times(marker, begin_ms, end_ms)
             if uid is not None and begin_ms is None:
                 times = Window(0, times.end_ms)
             if before is not None:
@@ -340,14 +342,14 @@ class Analytics(Results):
         return self.at_one_batch(read)
 
     def sessions_summary(self, *, begin_ms: int | None = None, end_ms: int | None = None) -> SessionsSummary:
-        """Return number and means of the sessions that started in [begin_ms, end_ms)."""
+        """Return number and means of the sessions that started in [begin_ms, end_ms). Raises Removed."""
 
         def read(marker: MarkerView) -> SessionsSummary:
             counted = self._counted(marker)
             counted.require("sessions")
             count = events = length_ms = 0
             uids = set()
-            for session in self._sessions(counted, self._range(marker, begin_ms, end_ms), None):
+            for session in self._sessions(counted, self._session_times(marker, begin_ms, end_ms), None):
                 count += 1
                 events += session.events
                 length_ms += session.ended_ms - session.started_ms
@@ -447,6 +449,15 @@ class Analytics(Results):
     def _range(self, marker: MarkerView, begin_ms: int | None, end_ms: int | None) -> Window:
         end = newest_ms(marker) + MINUTE.ms if end_ms is None else end_ms
         return Window(end - DEFAULT_RANGE_MS if begin_ms is None else begin_ms, end)
+
+    def _session_times(self, marker: MarkerView, begin_ms: int | None, end_ms: int | None) -> Window:
+        """Return the range of a query for sessions. Raises Removed if retention may have removed some of them."""
+        floor_ms = self._counted(marker).floor_ms(SESSIONS)
+        if begin_ms is not None and begin_ms < floor_ms:
+            oldest = self._ask(lambda: self._redis.zrange(self.keys.beside(DAY.name), 0, 0, withscores=True))
+            if not oldest or oldest[0][1] < floor_ms:
+                raise Removed(f"retention keeps the sessions that end from {floor_ms} ms on: {Remedy.LATER_FROM}")
+        return self._range(marker, begin_ms, end_ms)
 
     def _sums(self, buckets: Sequence[Bucket], by: str | None) -> list[dict[tuple[str, str], int]]:
         """Return the sums of each bucket by (events or clicks, value); the value is "" in total."""

@@ -10,6 +10,8 @@ from onceflow.clicks.windows import WIDTHS, Bucket, Width
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
 
+NO_EVENT = "no event is counted yet"
+
 
 class NotCounted(OnceflowError):
     """A number that the job does not count, or not yet."""
@@ -49,13 +51,17 @@ class Counted:
 
     def require_time(self) -> None:
         """Raise NotCounted if the job has no newest time."""
+        if not self._measures.is_timed:
+            raise NotCounted(f"the job counts no time: {Remedy.COUNT_OVER_TIME}")
         if self.newest_ms is None:
-            raise NotCounted(f"the job counts no time yet: {Remedy.COUNT_OVER_TIME}")
+            raise NotCounted(NO_EVENT)
 
     def require(self, part: str, dimension: str | None = None) -> None:
         """Raise NotCounted if the job does not count `over_time`, `sessions` or a dimension."""
-        if not getattr(self._measures, part) or self.newest_ms is None:
-            raise NotCounted(f"the job counts no {part.replace('over_time', 'time')} yet: {Remedy.COUNT_OVER_TIME}")
+        if not getattr(self._measures, part):
+            raise NotCounted(f"the job counts no {part.replace('over_time', 'time')}: {Remedy.COUNT_OVER_TIME}")
+        if self.newest_ms is None:
+            raise NotCounted(NO_EVENT)
         if dimension is not None:
             self.require_dimension(dimension)
 
@@ -74,14 +80,14 @@ class Counted:
         retention_ms, newest_ms = self._measures.retention_of(target), self.newest_ms
         return 0 if retention_ms is None or newest_ms is None else newest_ms - retention_ms
 
-    def refuse_removed(self, buckets: Sequence[Bucket], target: str) -> None:
+    def refuse_removed(self, buckets: Sequence[Bucket], target: str, remedy: Remedy = Remedy.WHOLE_HOURS) -> None:
         """Raise Removed if retention has removed one of these buckets; `{}` in the target is the bucket's width."""
         for bucket in buckets:
             floor_ms = self.floor_ms(target.format(bucket.width.name))
             if bucket.start_ms < floor_ms:
                 raise Removed(
                     f"this time needs the {bucket.width.name} from {bucket.start_ms} ms on, and retention keeps those "
-                    f"from {floor_ms} ms on: {Remedy.WHOLE_HOURS}"
+                    f"from {floor_ms} ms on: {remedy}"
                 )
 
     def smallest_kept(self, at_ms: int) -> Width:

@@ -12,6 +12,8 @@ from onceflow.cli import onceflow
 from onceflow.clicks.measures import MeasureSettings
 from onceflow.clicks.plan import Plan
 from onceflow.clicks.results import Keys
+from onceflow.remedies import Remedy
+from tests import remedies
 from tests.conftest import RedisProcess
 
 HOUR_MS = 3_600_000
@@ -83,6 +85,29 @@ def test_sessions_and_their_summary(numbers: list[str]) -> None:
     (summary,) = as_json(numbers, "sessions", "--summary")
     assert summary == {"sessions": 2, "users": 2, "mean_events": 1.5, "mean_seconds": 30.0, "active": 2}
     assert "nothing in this time range" in call(numbers, "sessions", "--from", "-1h").stderr
+
+
+@pytest.mark.remedy(Remedy.LATER_FROM, Remedy.LATER_AT)
+def test_removed_numbers_are_refused(numbers: list[str], redis_server: RedisProcess) -> None:
+    """Without a day before the sessions' retention, there were none to remove."""
+    long_ago = ["--from", "2014-12-01"]
+    for command in (["sessions", *long_ago], ["sessions", "--summary", *long_ago]):
+        remedies.find(Remedy.LATER_FROM, call(numbers, *command, code=1).exception)
+    remedies.find(Remedy.LATER_AT, call(numbers, "top", "uid", "--at", "2015-04-20", code=1).exception)
+    call(numbers, "top", "uid", "--at", "2015-04-20", "--per", "day")
+    assert len(as_json(numbers, "sessions", "--from", "2015-04-20")) == 2
+    assert as_json(numbers, "top", "uid", "--at", "2015-04-28T07:30:00Z")
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.zadd(Keys("cli::analytics").beside("day"), {str(START_MS): START_MS})
+    assert len(as_json(numbers, "sessions", *long_ago)) == 2
+
+
+def test_numbers_before_the_first_event(numbers: list[str], redis_server: RedisProcess) -> None:
+    """The job counts over time; its first micro-batch had no events."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.hdel(Keys("cli::analytics").marker, "newest_ms")
+    for command in (["windows", "--length", "1h"], ["top", "os"], ["sessions"], ["sessions", "--summary"]):
+        assert "no event is counted yet" in str(call(numbers, *command, code=1).exception)
 
 
 def test_one_user(numbers: list[str]) -> None:

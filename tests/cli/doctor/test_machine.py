@@ -116,7 +116,7 @@ def test_the_holder_of_a_port() -> None:
         assert finding.state == State.WARNING
         assert finding.message.startswith(f"in use by pid {other.pid} ({sys.executable} -c")
         remedies.find(Remedy.STOP_LISTENER, finding.remedy)
-        remedies.find(Remedy.OTHER_PAGE_PORT, finding.remedy)
+        assert remedies.find(Remedy.OTHER_PAGE_PORT, finding.remedy) == {"option": "--"}
         expected = machine.port(number, *machine.PORTS[9092], expected="--bootstrap")
         assert (expected.state, expected.message.rpartition(", ")[2]) == (State.OK, "at the address of --bootstrap")
         assert machine.port(number, *machine.PORTS[6379]).state == State.OK

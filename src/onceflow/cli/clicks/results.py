@@ -82,10 +82,11 @@ def clicks(
         with _open_live(redis_url, hash_key, bootstrap, topic, top) as live, stdout_may_close():
             _print_live(live, uid, redis_url, hash_key, as_json=as_json)
         return
-    with Results(redis_url, hash_key) as results, stdout_may_close():
-        if layout is not None:
+    if layout is not None:
+        with Results(redis_url, hash_key) as results, stdout_may_close():
             _export(results, layout)
-            return
+        return
+    with Results(redis_url, hash_key) as results, stdout_may_close():
         if uid is None:
             snapshot = results.snapshot(top=top)
             if snapshot.marker is None:

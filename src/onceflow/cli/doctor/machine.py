@@ -153,10 +153,11 @@ def redis_server() -> Iterator[Finding]:
 
 # Ports
 
+_OTHER_PORT = f"{Remedy.STOP_LISTENER}, or {Remedy.OTHER_PAGE_PORT.format(option='--')}"
 PORTS = {
     BROKER_PORT: ("onceflow broker", f"{Remedy.STOP_LISTENER}, or {Remedy.OTHER_BROKER_PORT}"),
-    DASHBOARD_PORT: ("onceflow dashboard", f"{Remedy.STOP_LISTENER}, or {Remedy.OTHER_PAGE_PORT}"),
-    SERVE_PORT: ("onceflow serve", f"{Remedy.STOP_LISTENER}, or {Remedy.OTHER_PAGE_PORT}"),
+    DASHBOARD_PORT: ("onceflow dashboard", _OTHER_PORT),
+    SERVE_PORT: ("onceflow serve", _OTHER_PORT),
     REDIS_PORT: ("the Redis of onceflow demo", None),
 }
 """Default port → its user, and the remedy if something else listens there; the demo takes another port by itself."""

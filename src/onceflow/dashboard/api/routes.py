@@ -154,7 +154,11 @@ ROUTES = (
     Route(
         "users",
         "Users with most clicks first; with 'search' those whose uid contains the text, in no order.",
-        (Parameter("search", TEXT, "Part of the uid."), _limit(200, 50), _cursor(int)),
+        (
+            Parameter("search", TEXT, "Part of the uid. The rows may then be some hundred more than the limit."),
+            _limit(200, 50),
+            _cursor(int),
+        ),
         fields("uid:text clicks:count"),
         handlers.users,
     ),
