@@ -600,6 +600,9 @@ def test_the_command_sends_rejects_and_sums_up(bootstrap: str, topic: str, tmp_p
     assert "2 rows rejected" in again.stdout
     assert "counts them twice" in again.stdout
     assert len(records(bootstrap, topic)) == 4
+    iso = run(file_of(tmp_path, "iso.csv", "user_id,at,os\n1,2015-04-28,a\n"), *mapping, *where)
+    assert (iso.exit_code, iso.stderr) == (1, f"onceflow: no row could become an event: see the reasons in {rejects}\n")
+    assert "1 row rejected" in iso.stdout and "twice" not in iso.stdout
 
 
 def test_from_json_reads_all_fields(bootstrap: str, topic: str, tmp_path: Path, spark: SparkSession) -> None:

@@ -251,7 +251,7 @@ def replay(
     """Write log FILES to a topic as click events, keyed by uid.
 
     Files of any size are read as a stream. A row that cannot become a valid event goes to the rejects file; the replay
-    continues. Replaying a file twice counts it twice.
+    continues. If no row can, the exit code is 1. Replaying a file twice counts it twice.
 
     \b
     Examples:
@@ -289,6 +289,9 @@ def replay(
     if not progress.is_complete:
         print_error(f"onceflow: interrupted; the same command with --skip {progress.position} resumes")
         click.get_current_context().exit(INTERRUPTED)
+    if rejects.count and not progress.sent + progress.skipped:
+        print_error(f"onceflow: no row could become an event: see the reasons in {rejects.path}")
+        click.get_current_context().exit(1)
 
 
 def _by_name(option: str, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
@@ -352,5 +355,6 @@ def _summary(document: "dict[str, object]", progress: "Progress") -> str:
         lines.append(
             f"{counted(int(str(document['rejected'])), 'row')} rejected; {document['rejects_file']} lists the reasons"
         )
-    lines.append("replaying the same files again counts them twice")
+    if progress.sent:
+        lines.append("replaying the same files again counts them twice")
     return "\n".join(lines)
