@@ -1,6 +1,5 @@
 """Options of the commands that run a streaming job."""
 
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,15 +15,12 @@ from onceflow.cli.spark import is_submitted, java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger(__name__)
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 CHECKPOINTS = Path(".onceflow", "checkpoints")
 _TRIGGER = re.compile(r"available-now|[1-9]\d* (millisecond|second|minute|hour)s?")
 NICE = 10
 """Default of --nice: at 20,000 events/s on two cores, live numbers wait up to 0.4 s for a driver of priority 0."""
-_AUTOGROUP = Path("/proc/self/autogroup")
 _MASTER = re.compile(r"local|local\[(\*|[1-9]\d*)(,\d+)?\]|spark://.+|k8s://.+|yarn")
 
 
@@ -135,8 +131,8 @@ def job_settings(checkpoint: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def lower_priority(nice: int | None) -> None:
     """Lower the priority of this process, and of those that it starts.
 
-    With autogroups (sched(7)), Linux compares priorities within a session only, and each session has one too. A process
-    that leads its session, as in 'onceflow demo', lowers that; in a terminal's session there are other processes.
+    With autogroups (sched(7)), Linux compares it with processes of the same session only. The session's own priority
+    stays: a driver of low priority waits for minutes if other sessions keep all processors busy.
     """
     if is_submitted():
         # The driver's JVM is running already.
@@ -148,11 +144,6 @@ def lower_priority(nice: int | None) -> None:
     wanted = NICE if nice is None else nice
     if wanted > os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, wanted)
-        if os.getsid(0) == os.getpid() and _AUTOGROUP.exists():
-            try:
-                _AUTOGROUP.write_text(str(wanted))
-            except OSError as error:
-                logger.warning("the priority of the session was not lowered: %s", error)
 
 
 def session_settings(location: str, options: Mapping[str, Any]) -> dict[str, Any]:
