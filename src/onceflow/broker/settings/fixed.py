@@ -4,12 +4,12 @@ A file or the environment may set them: those in FIXED to their one value, those
 logged. Settings in REFUSED, and all unknown names, prevent the start.
 """
 
-_ONE_BROKER = "there is one broker, so there is one copy of everything"
+_NO_SHARE_GROUPS = "there are no share groups"
 _PEM = "OpenSSL reads keys and certificates in PEM; the key stores of Java are converted by keytool and openssl"
 
 FIXED: dict[str, tuple[str, str]] = {
-    "share.coordinator.state.topic.replication.factor": ("1", _ONE_BROKER),
-    "share.coordinator.state.topic.min.isr": ("1", _ONE_BROKER),
+    "share.coordinator.state.topic.replication.factor": ("1", _NO_SHARE_GROUPS),
+    "share.coordinator.state.topic.min.isr": ("1", _NO_SHARE_GROUPS),
     "compression.type": ("producer", "batches stay as their producer compressed them"),
     "group.coordinator.rebalance.protocols": ("classic", "groups use the classic protocol"),
     "ssl.keystore.type": ("PEM", _PEM),
@@ -67,7 +67,7 @@ _ONE_PROCESS = "one process is broker, controller and coordinator"
 _ONE_LOOP = "one event loop serves all connections"
 _CLASSIC_GROUPS = "groups use the classic protocol"
 _NO_PURGATORY = "there is no purgatory: a completed request is removed at once"
-_NO_OTHER_BROKER = "there is no other broker to connect to"
+_INTER_BROKER_LOGIN = "brokers log in to each other by PLAIN or SCRAM, without this"
 _AT_LOGINS = "the keys of tokens are a file, which each login checks for changes"
 _OPENSSL = "OpenSSL has no such choice"
 _NO_REPORTERS = "there are no reporters of metrics"
@@ -92,10 +92,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "background.threads": _ONE_LOOP,
     "queued.max.requests": _ONE_LOOP,
     "group.coordinator.": _ONE_LOOP,
-    "request.timeout.ms": "there is no other broker to connect to",
-    "socket.connection.setup.": "there is no other broker to connect to",
+    "request.timeout.ms": "a request to another broker has 30 s, a follower's fetch replica.socket.timeout.ms",
+    "socket.connection.setup.": "a connection to another broker is opened within the time of its request",
     "replica.socket.receive.buffer.bytes": "the operating system chooses the size of this buffer",
-    "replication.quota.": _ONE_BROKER,
+    "replication.quota.": "replication is not throttled",
     "alter.log.dirs.": "there is one directory",
     "num.replica.alter.log.dirs.threads": "there is one directory",
     "num.recovery.threads.per.data.dir": "logs are recovered one after another",
@@ -113,9 +113,9 @@ WITHOUT_EFFECT: dict[str, str] = {
     "producer.purgatory.": _NO_PURGATORY,
     "delete.records.purgatory.": _NO_PURGATORY,
     "group.consumer.": _CLASSIC_GROUPS,
-    "group.share.": _CLASSIC_GROUPS,
+    "group.share.": _NO_SHARE_GROUPS,
     "group.streams.": _CLASSIC_GROUPS,
-    "share.": _CLASSIC_GROUPS,
+    "share.": _NO_SHARE_GROUPS,
     "max.request.partition.size.limit": "DescribeTopicPartitions is not served",
     "metric.reporters": _NO_REPORTERS,
     "metrics.num.samples": _NO_REPORTERS,
@@ -124,17 +124,17 @@ WITHOUT_EFFECT: dict[str, str] = {
     "kafka.metrics.": _NO_REPORTERS,
     "telemetry.": _NO_REPORTERS,
     "auto.include.jmx.reporter": _NO_REPORTERS,
-    "sasl.client.callback.handler.class": _NO_OTHER_BROKER,
-    "sasl.login.": _NO_OTHER_BROKER,
-    "sasl.oauthbearer.assertion.": _NO_OTHER_BROKER,
-    "sasl.oauthbearer.client.credentials.": _NO_OTHER_BROKER,
-    "sasl.oauthbearer.header.urlencode": _NO_OTHER_BROKER,
-    "sasl.oauthbearer.jwt.retriever.class": _NO_OTHER_BROKER,
-    "sasl.oauthbearer.scope": _NO_OTHER_BROKER,
-    "sasl.oauthbearer.token.endpoint.url": _NO_OTHER_BROKER,
+    "sasl.client.callback.handler.class": _INTER_BROKER_LOGIN,
+    "sasl.login.": _INTER_BROKER_LOGIN,
+    "sasl.oauthbearer.assertion.": _INTER_BROKER_LOGIN,
+    "sasl.oauthbearer.client.credentials.": _INTER_BROKER_LOGIN,
+    "sasl.oauthbearer.header.urlencode": _INTER_BROKER_LOGIN,
+    "sasl.oauthbearer.jwt.retriever.class": _INTER_BROKER_LOGIN,
+    "sasl.oauthbearer.scope": _INTER_BROKER_LOGIN,
+    "sasl.oauthbearer.token.endpoint.url": _INTER_BROKER_LOGIN,
     "sasl.oauthbearer.jwks.endpoint.refresh.ms": _AT_LOGINS,
     "sasl.oauthbearer.jwks.endpoint.retry.": _AT_LOGINS,
-    "sasl.mechanism.controller.protocol": _NO_OTHER_BROKER,
+    "sasl.mechanism.controller.protocol": "there are no KRaft controllers",
     "ssl.protocol": "ssl.enabled.protocols has the versions",
     "ssl.provider": _OPENSSL,
     "ssl.secure.random.implementation": _OPENSSL,
