@@ -172,6 +172,17 @@ def await_view(live: Live, holds: Callable[[View], bool]) -> View:
     return view
 
 
+def save(server: RedisProcess) -> None:
+    """Let Redis return with this state after a kill."""
+    with redis_clients.Redis.from_url(server.url) as client:
+        client.save()
+
+
+def kill(server: RedisProcess) -> None:
+    server.kill()
+    redis_pool.close(server.url)
+
+
 @pytest.fixture
 def hash_key(topic: str) -> str:
     return f"test::{topic}"
@@ -239,15 +250,13 @@ def test_redis_loses_micro_batches(
             ends = cluster.list_offsets(topic, {0: LATEST, 1: LATEST})
         sink.count({number: at.offset for number, at in ends.items()})
         left = 200 - sum(at.offset for at in ends.values())
-        with redis_clients.Redis.from_url(server.url) as client:
-            client.save()
+        save(server)
         checker.await_everything(not_counted=left)
         for _ in range(2):
             checker.write(100, users=80)
             sink.count_everything()
             checker.await_everything(not_counted=0)
-        server.kill()
-        redis_pool.close(server.url)
+        kill(server)
         assert live.view().snapshot is not None
         server.start()
         checker.await_everything(not_counted=200 + left)
@@ -274,16 +283,15 @@ def test_counts_lost_while_they_are_taken_over(
         sink = StandInSink(server.url, hash_key, bootstrap, topic)
         checker.write(100)
         sink.count_everything()
-        with redis_clients.Redis.from_url(server.url) as client:
-            client.save()
+        save(server)
         checker.await_everything(not_counted=0)
         with monkeypatch.context() as patch:
             patch.setattr(nows.Now, "replace_base", lambda *_, **__: False)
             checker.write(100)
             sink.count_everything()
             checker.await_everything(not_counted=0)
-            server.kill()
-            redis_pool.close(server.url)
+            kill(server)
+            await_view(live, lambda view: view.reason is not None)
         server.start()
         checker.await_everything(not_counted=100)
     redis_pool.close(server.url)
@@ -300,14 +308,12 @@ def test_memory_for_lost_counts_is_bounded(
         sink = StandInSink(server.url, hash_key, bootstrap, topic)
         checker.write(30)
         sink.count_everything()
-        with redis_clients.Redis.from_url(server.url) as client:
-            client.save()
+        save(server)
         for _ in range(4):
             checker.write(1_000, users=1_000_000)
             sink.count_everything()
             checker.await_everything(not_counted=0)
-        server.kill()
-        redis_pool.close(server.url)
+        kill(server)
         server.start()
         view = await_view(live, lambda view: view.snapshot is None)
         assert view.reason == "the records that are not counted yet need more than 1,000,000 bytes"

@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,7 +187,7 @@ def test_counts_of_another_job_are_refused(redis_server: RedisProcess, hash_key:
     assert "'dead' knows only the events that 'onceflow run' refuses" in str(dead.exception)
 
 
-def test_export_into_a_closed_pipe(redis_server: RedisProcess, hash_key: str) -> None:
+def test_clicks_into_a_closed_pipe(redis_server: RedisProcess, hash_key: str) -> None:
     count(redis_server.url, hash_key, "t", GOOD_AND_BAD)
     with redis.Redis.from_url(redis_server.url) as client:
         client.hset(hash_key, mapping={f"user {number:0100d}": 1 for number in range(5_000)})
@@ -199,6 +200,11 @@ def test_export_into_a_closed_pipe(redis_server: RedisProcess, hash_key: str) ->
         (note,) = exporting.stderr.read().splitlines()
         assert note.startswith("5,003 users as of micro-batch 1")
     assert exporting.returncode == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        totals = subprocess.run(command[:-2], stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (totals.returncode, totals.stderr) == (0, b"")
 
 
 def test_export_of_every_user(redis_server: RedisProcess, hash_key: str) -> None:

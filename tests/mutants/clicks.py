@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "clicks/live.py",
         "            starts = {} if self._now is None else self._now.starts",
-        "            starts = {} if self._now is None else self._now.pending.begins",
+        "            starts = {} if self._now is None else self._now.pending.ends",
         _LIVE + "test_redis_loses_micro_batches",
     ),
     Mutant(

@@ -282,7 +282,7 @@ class Analytics(Results):
         def read(marker: MarkerView) -> list[Session]:
             counted = self._counted(marker)
             counted.require("sessions")
-            times = self._session_times(marker, begin_ms, end_ms)
+            times = self._session_times(counted, marker, begin_ms, end_ms)
             return sorted(self._sessions(counted, times, uid), key=lambda session: (session.started_ms, session.uid))
 
         return self.at_one_batch(read)
@@ -305,7 +305,7 @@ class Analytics(Results):
         def read(marker: MarkerView) -> list[Session]:
             counted = self._counted(marker)
             counted.require("sessions")
-            times = self._session_times(marker, begin_ms, end_ms)
+            times = self._session_times(counted, marker, begin_ms, end_ms)
             if uid is not None and begin_ms is None:
                 times = Window(0, times.end_ms)
             if before is not None:
@@ -349,7 +349,8 @@ class Analytics(Results):
             counted.require("sessions")
             count = events = length_ms = 0
             uids = set()
-            for session in self._sessions(counted, self._session_times(marker, begin_ms, end_ms), None):
+            times = self._session_times(counted, marker, begin_ms, end_ms)
+            for session in self._sessions(counted, times, None):
                 count += 1
                 events += session.events
                 length_ms += session.ended_ms - session.started_ms
@@ -425,9 +426,8 @@ class Analytics(Results):
 
     def oldest_ms(self) -> int:
         """Return the start of the oldest day that is kept, or the newest time if there is none."""
-        newest_ms = self.newest_ms()
-        oldest = self._ask(lambda: self._redis.zrange(self.keys.beside(DAY.name), 0, 0, withscores=True))
-        return int(oldest[0][1]) if oldest else newest_ms
+        newest_ms, oldest_ms = self.newest_ms(), self._oldest_day_ms()
+        return newest_ms if oldest_ms is None else oldest_ms
 
     def rounded(self, begin_ms: int, end_ms: int) -> Window:
         """Return a time rounded out to whole minutes; to whole hours or days before retention keeps smaller buckets."""
@@ -450,12 +450,16 @@ class Analytics(Results):
         end = newest_ms(marker) + MINUTE.ms if end_ms is None else end_ms
         return Window(end - DEFAULT_RANGE_MS if begin_ms is None else begin_ms, end)
 
-    def _session_times(self, marker: MarkerView, begin_ms: int | None, end_ms: int | None) -> Window:
+    def _oldest_day_ms(self) -> int | None:
+        oldest = self._ask(lambda: self._redis.zrange(self.keys.beside(DAY.name), 0, 0, withscores=True))
+        return int(oldest[0][1]) if oldest else None
+
+    def _session_times(self, counted: Counted, marker: MarkerView, begin_ms: int | None, end_ms: int | None) -> Window:
         """Return the range of a query for sessions. Raises Removed if retention may have removed some of them."""
-        floor_ms = self._counted(marker).floor_ms(SESSIONS)
+        floor_ms = counted.floor_ms(SESSIONS)
         if begin_ms is not None and begin_ms < floor_ms:
-            oldest = self._ask(lambda: self._redis.zrange(self.keys.beside(DAY.name), 0, 0, withscores=True))
-            if not oldest or oldest[0][1] < floor_ms:
+            oldest_ms = self._oldest_day_ms()
+            if oldest_ms is None or oldest_ms < floor_ms:
                 raise Removed(f"retention keeps the sessions that end from {floor_ms} ms on: {Remedy.LATER_FROM}")
         return self._range(marker, begin_ms, end_ms)
 

@@ -146,11 +146,6 @@ class Pending:
         """Estimate of the memory of all ranges."""
         return self.users.size_bytes + self.systems.size_bytes + self.reasons.size_bytes
 
-    @property
-    def begins(self) -> dict[int, int]:
-        """The first offset of each partition."""
-        return {number: ranges[0].begin if ranges else self.ends[number] for number, ranges in self._ranges.items()}
-
     def append(self, partition: int, end: int, counts: Counts) -> None:
         """Add the records from the partition's end up to `end`."""
         ranges, begin = self._ranges[partition], self.ends[partition]

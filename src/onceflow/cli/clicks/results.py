@@ -82,20 +82,16 @@ def clicks(
         with _open_live(redis_url, hash_key, bootstrap, topic, top) as live, stdout_may_close():
             _print_live(live, uid, redis_url, hash_key, as_json=as_json)
         return
-    if layout is not None:
-        with Results(redis_url, hash_key) as results, stdout_may_close():
-            _export(results, layout)
-        return
     with Results(redis_url, hash_key) as results, stdout_may_close():
-        if uid is None:
+        if layout is not None:
+            _export(results, layout)
+        elif uid is not None:
+            _print_user({"uid": uid, "clicks": results.clicks_of(uid)}, hash_key, as_json=as_json)
+        else:
             snapshot = results.snapshot(top=top)
             if snapshot.marker is None:
                 results.require_marker()
-            shown = json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url)
-            click.echo(shown)
-            return
-        count = results.clicks_of(uid)
-    _print_user({"uid": uid, "clicks": count}, hash_key, as_json=as_json)
+            click.echo(json.dumps(snapshot.as_json(), ensure_ascii=False) if as_json else totals(snapshot, redis_url))
 
 
 def _print_user(document: dict[str, Any], hash_key: str, *, as_json: bool) -> None:
