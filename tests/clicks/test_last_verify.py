@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
+from onceflow.cli import onceflow
 from onceflow.clicks.analytics import Analytics
 from onceflow.clicks.last_verify import LastVerify
 from onceflow.redis import pool as redis_pool
@@ -44,6 +46,16 @@ def test_other_counts_have_no_result(place: Place) -> None:
     assert recorded(place) is None
 
 
+def test_reset_deletes_a_result(place: Place) -> None:
+    assert place.command("--record").return_value == 0
+    reset = ["sink", "reset", "redis", "--redis", place.url, "--hash-key", place.hash_key, "--execute", "--json"]
+    document = json.loads(CliRunner().invoke(onceflow, reset).stdout)
+    assert any(place.keys.verified in deleted for deleted in document["deleted"])
+    assert not any(place.keys.verified in kept for kept in document["kept"])
+    with place.redis() as client:
+        assert not client.exists(place.keys.verified)
+
+
 def test_inconclusive_results_are_not_recorded(place: Place) -> None:
     with place.redis() as client:
         client.hdel(place.keys.marker, "plan")
@@ -74,5 +86,5 @@ def test_a_user_that_may_not_write(reader: Place, added: int, code: int) -> None
     done: Any = reader.command("--record")
     assert done.return_value == code
     assert "differences" in done.stdout
-    assert f"failed to record the result in {reader.keys.verified}" in done.stderr
+    assert f"failed to write {reader.keys.verified}" in done.stderr
     assert "secret" not in done.stderr

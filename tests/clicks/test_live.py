@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from onceflow.clicks import now as nows
 from onceflow.clicks.events import Click, Rules
 from onceflow.clicks.live import Live, View
 from onceflow.clicks.now import Counts
+from onceflow.clicks.pipeline import ClickPipeline
+from onceflow.clicks.plan import Plan
 from onceflow.clicks.results import Keys, Results
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import LATEST, Cluster
@@ -425,6 +428,43 @@ def test_counts_of_another_job_are_refused(
     live = start_live(redis_server.url, hash_key, bootstrap, topic)
     view = await_view(live, lambda view: "another job" in (view.reason or ""))
     assert view.snapshot is None
+
+
+def test_a_started_job_says_what_counts(
+    start_live: StartLive, redis_server: RedisProcess, hash_key: str, bootstrap: str, topic: str
+) -> None:
+    """The plan of a job is beside the counts before the first micro-batch."""
+    live = start_live(redis_server.url, hash_key, bootstrap, topic)
+    assert live.wait_until_live(WITHIN_S).snapshot is not None
+    with EventWriter(bootstrap, topic) as writer:
+        for _ in range(2):
+            writer.write(None, b'{"uid":"ann","player":"bob","click_count":4,"points":7}')
+    await_view(live, lambda view: view.snapshot is not None and view.snapshot.top == [("ann", 8)])
+    job = ClickPipeline(bootstrap, topic, "unused", redis_server.url, hash_key, "player", "points")
+    job.announce()
+    await_view(live, lambda view: view.snapshot is not None and view.snapshot.top == [("bob", 14)])
+    replace(job, event_ids_ms=60_000).announce()
+    view = await_view(live, lambda view: "event id" in (view.reason or ""))
+    assert view.snapshot is None, "one of the two may be a duplicate"
+
+
+def test_other_fields_outlive_the_marker(
+    start_live: StartLive, redis_server: RedisProcess, hash_key: str, bootstrap: str, topic: str
+) -> None:
+    """Redis loses everything: until the job has counted again, nothing says which fields it counts."""
+    live = start_live(redis_server.url, hash_key, bootstrap, topic)
+    with EventWriter(bootstrap, topic) as writer:
+        writer.write(None, b'{"uid":"ann","player":"bob","click_count":4,"points":7}', partition=0)
+    keys = Keys(hash_key)
+    plan = Plan(hash_key, "player", "points").text
+    marker = {"query": "q", "batch": "0", "complete": "1", "plan": plan, "offsets": json.dumps({topic: {"0": 0}})}
+    with redis_clients.Redis.from_url(redis_server.url) as client:
+        client.hset(keys.marker, mapping=marker)
+        await_view(live, lambda view: view.snapshot is not None and view.snapshot.top == [("bob", 7)])
+        client.delete(keys.marker)
+        view = await_view(live, lambda view: view.snapshot is not None and view.snapshot.marker is None)
+    assert view.snapshot is not None
+    assert view.snapshot.top == [("bob", 7)]
 
 
 def test_new_partitions_are_read(

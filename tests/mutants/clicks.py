@@ -228,6 +228,18 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/live.py",
+        "text = self._results.announced_plan() if marker is None else marker.plan",
+        "text = None if marker is None else marker.plan",
+        _LIVE + "test_a_started_job_says_what_counts",
+    ),
+    Mutant(
+        "clicks/live.py",
+        "parse_plan(text)) or self._plan",
+        "parse_plan(text)) or DEFAULT_PLAN",
+        _LIVE + "test_other_fields_outlive_the_marker",
+    ),
+    Mutant(
+        "clicks/live.py",
         "now is None or now.is_advanced or",
         "now is None or",
         _LIVE + "test_counts_lost_while_they_are_taken_over",

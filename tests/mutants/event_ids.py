@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/live.py",
-        "if marker is not None and marker.counts_ids:",
+        "if self._plan.event_ids_ms is not None:",
         "if False:",
         _TESTS + "test_live_numbers_are_the_counted_ones",
     ),

@@ -4,17 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
+from onceflow.clicks.beside import write_beside
 from onceflow.clicks.results import Keys
-from onceflow.errors import OnceflowError
-from onceflow.redis import errors as redis_errors
-from onceflow.redis.address import shown
-from onceflow.redis.route import open_client
-
-
-class NotRecorded(OnceflowError):
-    """A result that could not be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +26,7 @@ class LastVerify:
     def record(self, redis_url: str, keys: Keys) -> None:
         """Replace the recorded result. Raises NotRecorded."""
         values = {name: str(getattr(self, name)) for name in self.__slots__}
-        try:
-            with open_client(redis_url, keys.verified) as client:
-                client.hset(keys.verified, mapping=values)
-        except redis.RedisError as error:
-            raise NotRecorded(
-                f"failed to record the result in {keys.verified} at {shown(redis_url)} ({error}): "
-                f"{redis_errors.remedy_for(error)}"
-            ) from error
+        write_beside(redis_url, keys, keys.verified, values)
 
 
 def parse_last_verify(fields: Mapping[bytes, bytes], query: str) -> LastVerify | None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from onceflow.clicks.events import KEY_FIELD, VALUE_FIELD, Rules
 from onceflow.clicks.now import Counts, Lookup, Now, Position
+from onceflow.clicks.plan import Plan, parse_plan
 from onceflow.clicks.results import MarkerView, OtherJob, RedisUnreachable, Results, Snapshot, refuse_other_job
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster, Fetched
 from onceflow.client.errors import ClientError, OffsetOutOfRange
@@ -47,7 +48,8 @@ LOOKUP_USERS = 5_000
 """Users of one request, so that Redis can serve other clients in between."""
 Fields = tuple[str, str | None]
 """Event fields of the key and the sum."""
-DEFAULT_FIELDS: Fields = (KEY_FIELD, VALUE_FIELD)
+DEFAULT_PLAN = Plan("", KEY_FIELD, VALUE_FIELD)
+"""Fields of events until a job says otherwise."""
 JOB = "the live numbers are only those of 'onceflow run'"
 
 
@@ -109,7 +111,8 @@ class Live:
         self._topic = topic
         self._top = top
         self._bytes_max = bytes_max
-        self._fields, self._rules = DEFAULT_FIELDS, Rules(*DEFAULT_FIELDS)
+        self._fields: Fields | None = None
+        self._rules = Rules()
         self._changed = threading.Condition()
         # All of these belong to the condition's lock.
         self._now: Now | None = None
@@ -122,6 +125,7 @@ class Live:
         self._resume_below: int | None = None
         self._is_starting = True
         # These belong to the thread that follows the marker.
+        self._plan = DEFAULT_PLAN
         self._metadata: TopicMetadata | None = None
         self._metadata_at = 0.0
         self._readers: list[_Reader] = []
@@ -232,8 +236,9 @@ class Live:
         marker = self._results.marker()
         self._note(redis_error=None)
         refuse_other_job(self._results.hash_key, marker, JOB)
-        if marker is not None and marker.counts_ids:
-            raise _Unavailable("each event id counts once, and only a micro-batch knows which events are duplicates")
+        fields = self._counted_fields(marker)
+        if self._now is not None and fields != self._fields:
+            self._reset("other fields of the events are counted")
         topics = list(marker.offsets) if marker else []
         if topics and topics[0] != self._topic:
             self._topic = topics[0]
@@ -248,6 +253,17 @@ class Live:
             self._follow_base(cluster, marker)
         if time.monotonic() - self._metadata_at > METADATA_S or self._metadata is None:
             self._follow_partitions(cluster, marker)
+
+    def _counted_fields(self, marker: MarkerView | None) -> Fields:
+        """Return the fields by the marker, else by the job that has started, else by what was there before.
+
+        Raises _Unavailable if an event's id counts once.
+        """
+        text = self._results.announced_plan() if marker is None else marker.plan
+        self._plan = (None if text is None else parse_plan(text)) or self._plan
+        if self._plan.event_ids_ms is not None:
+            raise _Unavailable("each event id counts once, and only a micro-batch knows which events are duplicates")
+        return self._plan.key_field, self._plan.value_field
 
     def _refuse_lost(self, log_starts: Mapping[int, int], counted: Mapping[int, int]) -> None:
         """Raise _Unavailable if the log lost records that are not counted."""
@@ -275,15 +291,13 @@ class Live:
         begins = self._begins(cluster, base)
         now = self._now
         query = Position.of(base.marker, self._topic).query
-        fields = (base.marker.counted_fields if base.marker else None) or DEFAULT_FIELDS
+        fields = self._counted_fields(base.marker)
         if now is not None and now.position.query not in (None, query):
             self._reset("the counts are those of another query")
-        elif now is not None and fields != self._fields:
-            self._reset("other fields of the events are counted")
-        elif now is not None:
+        elif now is not None and fields == self._fields:
             self._replace_base(cluster, now, base, begins)
-            return
-        self._begin(cluster, base, begins, fields)
+        elif now is None:
+            self._begin(cluster, base, begins, fields)
 
     def _begin(self, cluster: Cluster, base: Snapshot, begins: dict[int, int], fields: Fields) -> None:
         """Start at this base without pending records."""

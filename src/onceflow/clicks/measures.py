@@ -43,6 +43,7 @@ RESERVED = (
         "history",
         "onceflow",
         "verified",
+        "plan",
         "value",
         "key",
         "topic",

@@ -13,13 +13,14 @@ from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
 
+from onceflow.clicks.beside import write_beside
 from onceflow.clicks.columns import EventFields
 from onceflow.clicks.event_ids import IdSettings
 from onceflow.clicks.events import KEY_FIELD, TIME_FIELD, VALUE_FIELD
 from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.measures import DEAD, MeasureSettings, aggregates, grouping_sets, sink_rows
 from onceflow.clicks.plan import Plan
-from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, REDIS_URL, Keys, Results
+from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, PLAN, REDIS_URL, Keys, Results
 from onceflow.clicks.targets import buckets, increments, redis_ids
 from onceflow.spark.read_again import read_again, read_ranges
 from onceflow.spark.redis_sink import Append, MissingRanges, RedisSink
@@ -54,6 +55,12 @@ class ClickPipeline(StreamingJob):
         with Results(self.redis_url, self.hash_key) as results:
             results.marker()
         super().check()
+
+    def announce(self) -> None:
+        """Write the plan beside the counts if there is no marker. Raises NotRecorded, RedisUnreachable."""
+        with Results(self.redis_url, self.hash_key) as results:
+            if results.marker() is None:
+                write_beside(self.redis_url, results.keys, results.keys.plan, {PLAN: self.plan.text})
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the stream of the sink's rows."""

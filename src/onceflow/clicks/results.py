@@ -11,6 +11,7 @@ write the marker also write them, so they always match it at a complete batch:
     {H}:bad        hash   reason → bad events
     {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
     {H}:history    list   the newest 600 micro-batches as JSON, newest first
+    {H}:plan       hash   plan → JSON of the job that started before there was a marker, which has the plan from then on
     {H}:onceflow   hash   the marker (written and described by `onceflow.spark.redis.marker`)
 
 This module only reads. It imports redis and nothing of Spark, so that the dashboard and the command line start
@@ -44,6 +45,8 @@ REDIS_URL = "redis://127.0.0.1:6379/1"
 HISTORY_LENGTH = 600
 DEAD_LENGTH = 10_000
 SOCKET_TIMEOUT_S = 5.0
+PLAN = "plan"
+"""Field of the announced plan."""
 SCAN_FIELDS = 5_000
 SEARCH_FIELDS = 500
 _GLOB = re.compile(r"[*?\[\]^\\-]")
@@ -115,6 +118,10 @@ class Keys:
     @property
     def verified(self) -> str:
         return f"{self._tag}:verified"
+
+    @property
+    def plan(self) -> str:
+        return f"{self._tag}:plan"
 
 
 PartitionOffsets = dict[str, dict[int, int]]
@@ -285,6 +292,11 @@ class Results:
     def marker(self) -> MarkerView | None:
         """Read only the marker; None if no pipeline has written yet."""
         return parse_marker(_texts(self._ask(self._redis.hgetall, self.keys.marker)))
+
+    def announced_plan(self) -> str | None:
+        """Return the plan of a job that started before there was a marker; None if no job did."""
+        plan = self._ask(self._redis.hget, self.keys.plan, PLAN)
+        return None if plan is None else _text(plan)
 
     def require_marker(self) -> MarkerView:
         """Read the marker, or raise `NothingCounted`."""

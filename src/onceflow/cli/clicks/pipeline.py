@@ -197,6 +197,7 @@ def _run(pipeline: "ClickPipeline", archive: "ArchiveJob | None", as_json: bool)
     jobs = [pipeline] if archive is None else [pipeline, archive]
     for job in jobs:
         job.check()
+    pipeline.announce()
     _print_start(pipeline)
     if archive is not None:
         note(f"archiving {archive.topic} into {archive.directory}")
@@ -275,7 +276,7 @@ def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, record: bo
 
 def _record(verdict: "Verdict", redis_url: str) -> None:
     """Record the result; exit with 2 if that fails, with 1 if the counts differ, too."""
-    from onceflow.clicks.last_verify import NotRecorded
+    from onceflow.clicks.beside import NotRecorded
     from onceflow.clicks.results import Keys
 
     try:
