@@ -311,6 +311,8 @@ def test_command_prints_three_layouts(tmp_path: Path) -> None:
     assert ask("totals", "--where", "os=x", *archive).splitlines()[1].split()[:3] == ["1", "1", "1"]
     assert "2015-04-28T07:00:01.500Z" in ask("timeline", "bob", *archive)
     assert ask("counts", "--to", "2015-04-28", *archive, "--json") == "[]\n"
+    none = CliRunner().invoke(onceflow, ["query", "top", "os", "--where", "page=a", "--archive-only", *archive])
+    assert (none.stdout, none.stderr, none.exit_code) == ("", "no event matches\n", 0)
 
 
 def test_wrong_condition_is_refused(tmp_path: Path) -> None:

@@ -45,8 +45,12 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("overtime = true", "unknown field `overtime`"),
-        ("sessions = 1", "Expected `bool`, got `int`"),
+        ("overtime = true", "unknown setting 'overtime'; expected over_time, sessions"),
+        ("[dimension]", "unknown setting 'dimension'; expected over_time, sessions"),
+        ("sessions = 1", "sessions = 1, expected true or false"),
+        ("session_gap = 30", "session_gap = 30, expected a duration like"),
+        ("exact_users_max = true", "exact_users_max = True, expected a whole number"),
+        ("[dimensions]\npage = 3", "dimensions = {'page': 3}, expected lines of a section, like page = "),
         ("[dimensions", "cannot read the file of --measures"),
         ('[dimensions]\nday = "x"', "dimension 'day' is not a valid name"),
         ('[dimensions]\nA = "x"', "dimension 'A' is not a valid name"),

@@ -306,7 +306,9 @@ def _show(rows: Sequence[dict[str, Any]], layout: str | None) -> None:
     with stdout_may_close():
         if layout is not None:
             print_rows(rows, layout)
-        elif rows:
+        elif not rows:
+            note("no event matches")
+        else:
             table([[_heading(name) for name in rows[0]], *([_cell(*cell) for cell in row.items()] for row in rows)])
 
 

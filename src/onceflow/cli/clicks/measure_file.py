@@ -27,7 +27,7 @@ DIMENSIONS_MAX = 20
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
-class MeasureFile(msgspec.Struct, forbid_unknown_fields=True):
+class MeasureFile(msgspec.Struct):
     """Content of the file."""
 
     over_time: bool = True
@@ -38,12 +38,31 @@ class MeasureFile(msgspec.Struct, forbid_unknown_fields=True):
     retention: dict[str, str] = {}
 
 
+EXPECTED = {
+    "over_time": "true or false",
+    "sessions": "true or false",
+    "session_gap": 'a duration like "30m"',
+    "exact_users_max": "a whole number",
+    "dimensions": 'lines of a section, like page = "url"',
+    "retention": 'lines of a section, like minute = "48h"',
+}
+"""Values of each setting, for messages."""
+
+
 def read_measure_file(path: Path) -> MeasureSettings:
     """Return the file's settings. Raises click.UsageError."""
     try:
-        content = msgspec.toml.decode(path.read_bytes(), type=MeasureFile)
+        given = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
     except (OSError, msgspec.DecodeError) as error:
         raise click.UsageError(f"cannot read the file of --measures {path}: {error}") from error
+    for name, value in given.items():
+        if name not in EXPECTED:
+            raise click.UsageError(f"{path}: unknown setting {name!r}; expected {', '.join(EXPECTED)}")
+        try:
+            msgspec.convert({name: value}, MeasureFile)
+        except msgspec.ValidationError as error:
+            raise click.UsageError(f"{path}: {name} = {value!r}, expected {EXPECTED[name]}") from error
+    content = msgspec.convert(given, MeasureFile)
     settings = MeasureSettings(
         dimensions={**MeasureSettings().dimensions, **content.dimensions},
         over_time=content.over_time,
