@@ -40,6 +40,19 @@ MUTANTS = (
         "",
         "log/test_epochs.py::test_epoch_continues_after_an_empty_one",
     ),
+    # A topic is read again only after ZooKeeper's event about it.
+    Mutant(
+        "broker/cluster/metadata.py",
+        "        self._watch.put_back(topics)\n",
+        "",
+        "broker/cluster/test_control_requests.py::test_a_late_event_hides_no_partition",
+    ),
+    Mutant(
+        "broker/cluster/participants.py",
+        "when_read([place[0]], lambda",
+        "when_read([], lambda",
+        "broker/cluster/test_participants.py::test_a_new_partitions_marker_is_written_later",
+    ),
     # Truncation to the high watermark instead of by epoch (KIP-101).
     Mutant(
         _FETCHER,

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from onceflow.broker.cluster import nodes, view
+from onceflow.broker.cluster.watch import Watch
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -179,6 +180,25 @@ def stranger(tree: Tree) -> int:
     tree.write("/controller_epoch", "7")
     tree.write("/controller", '{"version":2,"brokerid":9,"timestamp":"0","kraftControllerEpoch":-1}', ephemeral=True)
     return 9
+
+
+def test_a_late_event_hides_no_partition(
+    new_broker: Callable[..., Broker], tree: Tree, stranger: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller may ask for a new partition before ZooKeeper's event about the topic has been handled."""
+    fire = Watch._fire
+
+    def fire_unless_topic(watch: Watch, name: str | None = None) -> None:
+        if name is None:
+            fire(watch)
+
+    monkeypatch.setattr(Watch, "_fire", fire_unless_topic)
+    node = {"version": 3, "partitions": {"0": [1]}, "topic_id": "AAAAAAAAAAAAAAAAAAAABw"}
+    tree.write_json(f"/brokers/topics/{TOPIC}", node)
+    with new_broker() as broker, connected(broker.bootstrap_servers) as controller:
+        assert error_of(lead(controller, topic_id(tree), controller_epoch=7)) == ErrorCode.none
+        tree.write_json(f"/brokers/topics/{TOPIC}", {**node, "partitions": {"0": [1], "1": [1]}})
+        assert error_of(lead(controller, topic_id(tree), controller_epoch=7, partition_index=1)) == ErrorCode.none
 
 
 ASKED: list[tuple[int, int, dict[str, Any]]] = [

@@ -6,7 +6,7 @@ ReplicaManager.becomeLeaderOrFollower). `cluster.replication` leads and follows 
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from onceflow.broker.cluster.replication import Replication
@@ -42,8 +42,8 @@ class Source(Protocol):
     def broker_epoch(self) -> int:
         """Epoch of this broker's registration."""
 
-    def when_read(self, read: Callable[[], None]) -> None:
-        """Call `read` once the topics of now have been read from ZooKeeper."""
+    def when_read(self, topics: Sequence[str], read: Callable[[], None]) -> None:
+        """Call `read` once these topics have been read from ZooKeeper as they are now."""
 
 
 class Member:
@@ -143,10 +143,12 @@ class Member:
         refusal = self._refusal(request)
         if refusal:
             respond(LeaderAndIsrResponse(error_code=refusal, topics=()))
-        elif all(self._knows(topic) for topic in request.topic_states):
-            self._open_and_lead(request, respond)
+            return
+        unknown = [topic.topic_name for topic in request.topic_states if not self._knows(topic)]
+        if unknown:
+            self._source.when_read(unknown, lambda: self._open_and_lead(request, respond))
         else:
-            self._source.when_read(lambda: self._open_and_lead(request, respond))
+            self._open_and_lead(request, respond)
 
     def _knows(self, wanted: LeaderAndIsrTopic) -> bool:
         topic = self._topic(wanted)

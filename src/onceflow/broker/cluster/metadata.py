@@ -462,11 +462,15 @@ class RegistryMetadata:
         self._follow, self._delete = follow, delete
         self._look_if_due()
 
-    def when_read(self, read: Callable[[], None]) -> None:
-        """Call `read` once the topics of now have been read; at once if they cannot be read any more."""
+    def when_read(self, topics: Sequence[str], read: Callable[[], None]) -> None:
+        """Call `read` once these topics have been read as they are now; at once if nothing can be read any more.
+
+        A change may be older than this call, and ZooKeeper's event about it not handled yet.
+        """
         if self._queue.failure is not None:
             call(read)
             return
+        self._watch.put_back(topics)
         self._unread.append(read)
         self._look_soon()
 

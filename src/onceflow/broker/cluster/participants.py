@@ -41,8 +41,8 @@ class LocalPartitions(Protocol):
 class Existence(Protocol):
     """Interface of the cluster's topics."""
 
-    def when_read(self, read: Callable[[], None]) -> None:
-        """Call `read` once the topics of now have been read from ZooKeeper."""
+    def when_read(self, topics: Sequence[str], read: Callable[[], None]) -> None:
+        """Call `read` once these topics have been read from ZooKeeper as they are now."""
 
 
 class PendingMarker(NamedTuple):
@@ -91,7 +91,7 @@ class ClusterParticipants:
         state = self._view.state(*place)
         if state is None:
             # Unknown to the controller, or not known here yet.
-            self._existence.when_read(lambda: marked(not self._has_partition(*place)))
+            self._existence.when_read([place[0]], lambda: marked(not self._has_partition(*place)))
         elif state.leader == self._broker_id or not self._queues.add(
             state.leader, PendingMarker(marker, place, marked)
         ):

@@ -124,7 +124,7 @@ class Metadata:
     def is_controller(self) -> bool:
         return self.controller is not None
 
-    def when_read(self, read: Callable[[], None]) -> None:
+    def when_read(self, _topics: Sequence[str], read: Callable[[], None]) -> None:
         read()
 
     def look(self) -> None:
