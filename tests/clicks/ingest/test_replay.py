@@ -70,6 +70,15 @@ def test_csv_with_quotes_and_multiline_fields(tmp_path: Path, name: str) -> None
     assert [row.line for row in rows] == [2, 3, 6]
 
 
+@pytest.mark.parametrize(
+    ("header", "row"), [("id;text", '1;"a;b"'), ("id\ttext", "1\ta;b"), ("id,text", "1,a;b")], ids=[";", "tab", ","]
+)
+def test_columns_are_separated_as_the_header(tmp_path: Path, header: str, row: str) -> None:
+    path = file_of(tmp_path, "a.txt", f"{header}\n{row}\n")
+    assert guess_format(path) is InputFormat.CSV
+    assert fields(path, InputFormat.CSV) == [{"id": "1", "text": "a;b"}]
+
+
 def test_csv_rows_that_are_none(tmp_path: Path) -> None:
     path = file_of(tmp_path, "a.csv", b'id,text\n1\n2,b,c\n3,"open\n4,d\n5,"x"y\n\xff,e\n6,f\n7,"never closed\n')
     assert [row["id"] for row in fields(path, InputFormat.CSV)] == ["4", "6"]
@@ -603,6 +612,17 @@ def test_the_command_sends_rejects_and_sums_up(bootstrap: str, topic: str, tmp_p
     iso = run(file_of(tmp_path, "iso.csv", "user_id,at,os\n1,2015-04-28,a\n"), *mapping, *where)
     assert (iso.exit_code, iso.stderr) == (1, f"onceflow: no row could become an event: see the reasons in {rejects}\n")
     assert "1 row rejected" in iso.stdout and "twice" not in iso.stdout
+
+
+@pytest.mark.remedy(Remedy.NAME_TIME)
+def test_events_without_a_time_are_counted(bootstrap: str, topic: str, tmp_path: Path) -> None:
+    path = file_of(tmp_path, "clicks.csv", "uid,at,click_count\nann,1506826828020,1\nbob,1506826828021,1\n")
+    where = ["--bootstrap", bootstrap, "--topic", topic, "--partitions", 1]
+    done = run(path, *where)
+    assert "2 events without event_time, counted at the time of the record" in done.stdout
+    remedies.find(Remedy.NAME_TIME, done.stdout)
+    assert json.loads(run(path, *where, "--json").stdout)["without_time"] == 2
+    assert "event_time" not in run(path, *where, "--field", "event_time=at").stdout
 
 
 def test_from_json_reads_all_fields(bootstrap: str, topic: str, tmp_path: Path, spark: SparkSession) -> None:

@@ -14,6 +14,7 @@ from onceflow.cli.notes import note, quiet_option
 from onceflow.cli.options import bootstrap_option, json_option
 from onceflow.cli.output import counted, stdout_may_close
 from onceflow.cli.security import security
+from onceflow.remedies import Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,8 +169,9 @@ class Speed(click.ParamType[float]):
 @click.option(
     "--input-format",
     type=click.Choice(["csv", "jsonl", "combined"]),
-    help="Format of the files, gzip or not: CSV with a header, JSON lines, or Apache's combined log with the fields "
-    "ip, time, method, path, status, bytes, referrer, agent.  [default: detected from the name or the first line]",
+    help="Format of the files, gzip or not: CSV with a header (columns separated by commas, or by semicolons or tabs "
+    "if the header has no comma), JSON lines, or Apache's combined log with the fields ip, time, method, path, status, "
+    "bytes, referrer, agent.  [default: detected from the name or the first line]",
 )
 @click.option(
     "--field",
@@ -336,6 +338,7 @@ def _document(progress: "Progress", rejects: "Rejects", topic: str, seconds: flo
         "topic": topic,
         "sent": progress.sent,
         "skipped": progress.skipped,
+        "without_time": progress.without_time,
         "rejected": rejects.count,
         "rejects_file": str(rejects.path) if rejects.count else None,
         "complete": progress.is_complete,
@@ -355,6 +358,9 @@ def _summary(document: "dict[str, object]", progress: "Progress") -> str:
         lines.append(
             f"{counted(int(str(document['rejected'])), 'row')} rejected; {document['rejects_file']} lists the reasons"
         )
+    if progress.without_time:
+        without = counted(progress.without_time, "event")
+        lines.append(f"{without} without event_time, counted at the time of the record: {Remedy.NAME_TIME}")
     if progress.sent:
         lines.append("replaying the same files again counts them twice")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Rows of log files (CSV, JSON lines, Apache's combined log) as streams of named texts.
 
-    csv       the first line names the columns; quotes as in RFC 4180, a quoted field may span lines
+    csv       the first line names the columns; quotes as in RFC 4180, a quoted field may span lines. Columns
+              are separated by commas, or by semicolons or tabs if the first line has no comma
     jsonl     one JSON object per line; empty lines are skipped
     combined  Apache's combined log: ip, time, method, path, status, bytes, referrer, agent. The whole line must
               match, closing quotes included, so a truncated line is rejected. "-" stays "-". If a request is not
@@ -32,6 +33,8 @@ _REQUEST = re.compile(r"([A-Z]+) (\S.*) HTTP/[0-9.]+")
 _NUMBER_STARTS = b"-0123456789"
 _TYPED_NUMBER = re.compile(r"-?(?!(?:[0-9]\.?){19})(0|[1-9][0-9]*)(\.[0-9]+)?")
 """Text that becomes a number: no leading zeros, no exponent (a hash such as 12e4567) and nothing beyond 64 bits."""
+_SEPARATORS = ",;\t"
+"""Separators of columns; the first one that the header has counts."""
 _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 
@@ -61,16 +64,24 @@ def guess_format(path: Path) -> InputFormat:
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes and suffixes[-1] in _SUFFIXES:
         return InputFormat(_SUFFIXES[suffixes[-1]])
-    first = next((line[1] for line in lines_of(path) if not isinstance(line, Rejected)), "")
+    first = _first_line(path)
     if _COMBINED.fullmatch(first):
         return InputFormat.COMBINED
     if first.lstrip().startswith("{"):
         return InputFormat.JSONL
-    if "," in first:
+    if _separator_in(first) is not None:
         return InputFormat.CSV
     raise FormatUnknown(
         f"unknown format of {path}, whose first line is {first[:80]!r}: {Remedy.NAME_FORMAT} {'|'.join(InputFormat)}"
     )
+
+
+def _first_line(path: Path) -> str:
+    return next((line[1] for line in lines_of(path) if not isinstance(line, Rejected)), "")
+
+
+def _separator_in(header: str) -> str | None:
+    return next((separator for separator in _SEPARATORS if separator in header), None)
 
 
 def typed_values(fields: Mapping[str, str]) -> dict[str, str | msgspec.Raw]:
@@ -154,7 +165,7 @@ def _combined_rows(path: Path) -> Iterator[Row | Rejected]:
 
 def _csv_rows(path: Path) -> Iterator[Row | Rejected]:
     lines = _CsvLines(path)
-    reader = csv.reader(lines, strict=True)
+    reader = csv.reader(lines, delimiter=_separator_in(_first_line(path)) or _SEPARATORS[0], strict=True)
     header: list[str] | None = None
     while True:
         lines.begin_row()

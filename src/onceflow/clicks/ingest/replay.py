@@ -160,6 +160,8 @@ class Progress:
 
     skipped: int = 0
     sent: int = 0
+    without_time: int = 0
+    """Sent events without an event_time."""
     acknowledged: int = 0
     is_complete: bool = False
 
@@ -223,6 +225,7 @@ def _send_each(
             return None
         writer.write(event.key, event.value)
         progress.sent += 1
+        progress.without_time += event.time_ms is None
         if progress.sent % FLUSH_EVENTS == 0:
             writer.flush()
             progress.acknowledged = progress.sent
