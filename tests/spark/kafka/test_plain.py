@@ -65,6 +65,7 @@ def test_at_least_once_stops_at_fatal_codes(api_key: int, proxy: ResponseProxy, 
 
 
 def test_none_sends_once_and_counts_losses(proxy: ResponseProxy, through: Cluster, bootstrap: str, topic: str) -> None:
+    assert not any(visible(bootstrap, topic).values()), "read from leaders, which therefore serve the new topic"
     assert write_once(through, Rows(topic, values_of(1)), SETTINGS) == 0
     # With acks=1 the leader responds before its sync; until then consumers cannot read the records.
     eventually(lambda: visible(bootstrap, topic) == values_of(1))
