@@ -74,11 +74,22 @@ services.PORTS = ports_of_worker(
     os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 )
 
-LONGEST_FIRST = (
+FIRST = (
     "end_to_end/test_restarts.py",
     "end_to_end/test_demo.py",
     "dashboard/test_views.py",
+    "clicks/test_event_ids.py",
+    "cli/kafka/test_cluster_up.py",
+    "clicks/test_live.py",
+    "dashboard/test_page.py",
+    "clicks/test_rebuild.py",
+    "spark/redis/test_cluster.py",
+    "broker/storage/test_full_disk.py",
+    "broker/groups/test_clients.py",
+    "redis/test_errors.py",
+    "testing/test_pytest_plugin.py",
 )
+"""Modules of long tests and of tests that wait, for the workers beside those with Spark, which need the processors."""
 
 
 SHARED_SPARK = "shared_spark"
@@ -86,7 +97,7 @@ SHARED_SPARK = "shared_spark"
 
 
 SPARK_GROUPS = {
-    "sinks": ("tests/spark/exactly_once/", "tests/spark/redis/", "tests/spark/test_redis", "tests/spark/testing/"),
+    "sinks": ("tests/spark/exactly_once/", "tests/spark/redis/", "tests/spark/test_redis"),
     "connector": ("tests/spark/",),
 }
 """Groups of tests that share a Spark session, about as long as each other; all others are the group `pipeline`."""
@@ -151,7 +162,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the longest tests first, so that no worker waits for another at the end."""
+    """Run the tests that wait beside those that compute, so that no worker waits for another at the end."""
     campaigns.note_all(config, items)
     items.sort(key=_place)
 
@@ -173,11 +184,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _place(item: pytest.Item) -> int:
-    """Return the order: tests on a shared Spark session, then the long ones, then the others."""
+    """Return the order: tests on a shared Spark session, then those of `FIRST`, then the others."""
     if SHARED_SPARK in item.nodeid:
         return 0
     path = item.path.as_posix()
-    return next((1 + place for place, name in enumerate(LONGEST_FIRST) if path.endswith(name)), 1 + len(LONGEST_FIRST))
+    return next((1 + place for place, name in enumerate(FIRST) if path.endswith(name)), 1 + len(FIRST))
 
 
 WITHIN_S = 240

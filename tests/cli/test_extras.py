@@ -54,6 +54,10 @@ main()
 """
 
 
+packages_distributions = cache(metadata.packages_distributions)
+"""Names of distributions by package; it reads the lists of all installed files."""
+
+
 @cache
 def packages_of(extras: tuple[str, ...]) -> set[str]:
     """Return the top-level packages of Onceflow's requirements with these extras, transitively."""
@@ -73,7 +77,7 @@ def packages_of(extras: tuple[str, ...]) -> set[str]:
     distributions = {name.lower().replace("_", "-") for name, _extra in done}
     return {
         package
-        for package, homes in metadata.packages_distributions().items()
+        for package, homes in packages_distributions().items()
         if distributions & {home.lower().replace("_", "-") for home in homes}
     }
 
