@@ -43,7 +43,7 @@ RESERVED = (
         "history",
         "onceflow",
         "verified",
-        "plan",
+        "announced",
         "value",
         "key",
         "topic",

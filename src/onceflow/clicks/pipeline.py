@@ -60,7 +60,7 @@ class ClickPipeline(StreamingJob):
         """Write the plan beside the counts if there is no marker. Raises NotRecorded, RedisUnreachable."""
         with Results(self.redis_url, self.hash_key) as results:
             if results.marker() is None:
-                write_beside(self.redis_url, results.keys, results.keys.plan, {PLAN: self.plan.text})
+                write_beside(self.redis_url, results.keys, results.keys.announced, {PLAN: self.plan.text})
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the stream of the sink's rows."""

@@ -11,7 +11,7 @@ write the marker also write them, so they always match it at a complete batch:
     {H}:bad        hash   reason → bad events
     {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
     {H}:history    list   the newest 600 micro-batches as JSON, newest first
-    {H}:plan       hash   plan → JSON of the job that started before there was a marker, which has the plan from then on
+    {H}:announced  hash   plan → JSON, of a job that started while there was no marker; from then on the marker has it
     {H}:onceflow   hash   the marker (written and described by `onceflow.spark.redis.marker`)
 
 This module only reads. It imports redis and nothing of Spark, so that the dashboard and the command line start
@@ -120,8 +120,8 @@ class Keys:
         return f"{self._tag}:verified"
 
     @property
-    def plan(self) -> str:
-        return f"{self._tag}:plan"
+    def announced(self) -> str:
+        return f"{self._tag}:announced"
 
 
 PartitionOffsets = dict[str, dict[int, int]]
@@ -295,7 +295,7 @@ class Results:
 
     def announced_plan(self) -> str | None:
         """Return the plan of a job that started before there was a marker; None if no job did."""
-        plan = self._ask(self._redis.hget, self.keys.plan, PLAN)
+        plan = self._ask(self._redis.hget, self.keys.announced, PLAN)
         return None if plan is None else _text(plan)
 
     def require_marker(self) -> MarkerView:
