@@ -45,7 +45,8 @@ ANY_UID = Parameter("uid", TEXT, "User; all users without it.")
 
 
 def _users(default: bool) -> Parameter:
-    return Parameter("users", BOOLEAN, "Count distinct users too.", default=str(default).lower())
+    explained = "Count distinct users too; null where the counts do not keep them any more (source=archive has them)."
+    return Parameter("users", BOOLEAN, explained, default=str(default).lower())
 
 
 def _limit(most: int, default: int) -> Parameter:
