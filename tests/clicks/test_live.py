@@ -448,6 +448,37 @@ def test_a_started_job_says_what_counts(
     assert view.snapshot is None, "one of the two may be a duplicate"
 
 
+def test_a_started_job_says_which_topic(
+    start_live: StartLive, redis_server: RedisProcess, hash_key: str, bootstrap: str, topic: str
+) -> None:
+    live = start_live(redis_server.url, hash_key, bootstrap, topic)
+    counted = f"{topic}-counted"
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(counted, 1)
+    for name, uid in ((topic, b"ann"), (counted, b"bob")):
+        with EventWriter(bootstrap, name) as writer:
+            writer.write(None, b'{"uid":"%s","click_count":4}' % uid, partition=0)
+    await_view(live, lambda view: view.snapshot is not None and view.snapshot.top == [("ann", 4)])
+    ClickPipeline(bootstrap, counted, "unused", redis_server.url, hash_key).announce()
+    await_view(live, lambda view: view.snapshot is not None and view.snapshot.top == [("bob", 4)])
+
+
+def test_counts_without_a_marker_are_refused(
+    start_live: StartLive, redis_server: RedisProcess, hash_key: str, bootstrap: str, topic: str
+) -> None:
+    """The marker alone is lost: without its offsets, events would be counted again."""
+    live = start_live(redis_server.url, hash_key, bootstrap, topic)
+    with EventWriter(bootstrap, topic) as writer:
+        writer.write(None, b'{"uid":"ann","click_count":4}', partition=0)
+    StandInSink(redis_server.url, hash_key, bootstrap, topic).count({0: 1})
+    await_view(live, lambda view: view.snapshot is not None and view.snapshot.marker is not None)
+    with redis_clients.Redis.from_url(redis_server.url) as client:
+        client.delete(Keys(hash_key).marker)
+    for reader in (live, start_live(redis_server.url, hash_key, bootstrap, topic)):
+        view = await_view(reader, lambda view: view.reason == "there are counts without a marker")
+        assert view.snapshot is None
+
+
 def test_other_fields_outlive_the_marker(
     start_live: StartLive, redis_server: RedisProcess, hash_key: str, bootstrap: str, topic: str
 ) -> None:

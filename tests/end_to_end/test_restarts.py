@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from onceflow.clicks.plan import parse_plan
 from onceflow.clicks.results import Results
 from tests.end_to_end.pipeline import HASH_KEY, TOPIC, Pipeline
 from tests.end_to_end.test_kills import Writer, counted
@@ -60,7 +61,7 @@ def test_query_survives_each_part(tmp_path: Path, java_home: str, spark_python: 
         assert restarts(pipeline) == ["a Python worker of Spark started too slowly"]
         check_pages(pipeline)
         with Results(pipeline.redis.url) as results:
-            assert results.announced_plan() == pipeline.marker()["plan"], "readers need it before the first micro-batch"
+            assert results.announced() == (parse_plan(pipeline.marker()["plan"]), TOPIC), "for readers before a marker"
 
         (jvm,) = jvms_of(mark)
         assert os.getpriority(os.PRIO_PROCESS, jvm) == 1

@@ -228,15 +228,27 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/live.py",
-        "text = self._results.announced_plan() if marker is None else marker.plan",
-        "text = None if marker is None else marker.plan",
-        _LIVE + "test_a_started_job_says_what_counts",
+        "if base.marker is None and (base.events or base.users):",
+        "if False:",
+        _LIVE + "test_counts_without_a_marker_are_refused",
     ),
     Mutant(
         "clicks/live.py",
-        "parse_plan(text)) or self._plan",
-        "parse_plan(text)) or DEFAULT_PLAN",
+        "            self._plan, topic = announced\n",
+        "            self._plan, topic = announced\n        else:\n            self._plan = DEFAULT_PLAN\n",
         _LIVE + "test_other_fields_outlive_the_marker",
+    ),
+    Mutant(
+        "clicks/results.py",
+        "plan is None or plan.hash_key != self.hash_key",
+        "plan is None",
+        "clicks/test_beside.py::test_the_last_job_is_announced",
+    ),
+    Mutant(
+        "cli/sinks/reset.py",
+        "counts = [key for key in own_keys if key not in beside]",
+        "counts = own_keys",
+        "clicks/test_beside.py::test_an_announced_job_has_no_counts",
     ),
     Mutant(
         "clicks/live.py",

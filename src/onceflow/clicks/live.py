@@ -236,12 +236,11 @@ class Live:
         marker = self._results.marker()
         self._note(redis_error=None)
         refuse_other_job(self._results.hash_key, marker, JOB)
-        fields = self._counted_fields(marker)
+        fields, topic = self._counted(marker)
         if self._now is not None and fields != self._fields:
             self._reset("other fields of the events are counted")
-        topics = list(marker.offsets) if marker else []
-        if topics and topics[0] != self._topic:
-            self._topic = topics[0]
+        if topic != self._topic:
+            self._topic = topic
             self._metadata = None
             if self._now is not None:
                 self._reset("the counts are those of another topic")
@@ -254,16 +253,20 @@ class Live:
         if time.monotonic() - self._metadata_at > METADATA_S or self._metadata is None:
             self._follow_partitions(cluster, marker)
 
-    def _counted_fields(self, marker: MarkerView | None) -> Fields:
-        """Return the fields by the marker, else by the job that has started, else by what was there before.
+    def _counted(self, marker: MarkerView | None) -> tuple[Fields, str]:
+        """Return fields and topic by the marker, else by the job that has started, else as before.
 
         Raises _Unavailable if an event's id counts once.
         """
-        text = self._results.announced_plan() if marker is None else marker.plan
-        self._plan = (None if text is None else parse_plan(text)) or self._plan
+        topic = self._topic
+        if marker is not None:
+            self._plan = parse_plan(marker.plan) or self._plan
+            topic = next(iter(marker.offsets), topic)
+        elif (announced := self._results.announced()) is not None:
+            self._plan, topic = announced
         if self._plan.event_ids_ms is not None:
             raise _Unavailable("each event id counts once, and only a micro-batch knows which events are duplicates")
-        return self._plan.key_field, self._plan.value_field
+        return (self._plan.key_field, self._plan.value_field), topic
 
     def _refuse_lost(self, log_starts: Mapping[int, int], counted: Mapping[int, int]) -> None:
         """Raise _Unavailable if the log lost records that are not counted."""
@@ -288,10 +291,12 @@ class Live:
         base = self._results.snapshot(top=self._top, history=1)
         if base.marker is not None and not base.marker.complete:
             return
+        if base.marker is None and (base.events or base.users):
+            raise _Unavailable("there are counts without a marker")
         begins = self._begins(cluster, base)
         now = self._now
         query = Position.of(base.marker, self._topic).query
-        fields = self._counted_fields(base.marker)
+        fields, _topic = self._counted(base.marker)
         if now is not None and now.position.query not in (None, query):
             self._reset("the counts are those of another query")
         elif now is not None and fields == self._fields:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from onceflow.clicks.beside import write_beside
 from onceflow.clicks.columns import EventFields
@@ -20,10 +21,11 @@ from onceflow.clicks.events import KEY_FIELD, TIME_FIELD, VALUE_FIELD
 from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.measures import DEAD, MeasureSettings, aggregates, grouping_sets, sink_rows
 from onceflow.clicks.plan import Plan
-from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, PLAN, REDIS_URL, Keys, Results
+from onceflow.clicks.results import DEAD_LENGTH, HASH_KEY, PLAN, REDIS_URL, TOPIC, Keys, Results
 from onceflow.clicks.targets import buckets, increments, redis_ids
 from onceflow.spark.read_again import read_again, read_ranges
 from onceflow.spark.redis_sink import Append, MissingRanges, RedisSink
+from onceflow.spark.sink import ExactlyOnce
 
 PLAN_VERSION = 2
 """Incremented with each change of `onceflow.clicks.events` that changes the count of an event."""
@@ -57,10 +59,13 @@ class ClickPipeline(StreamingJob):
         super().check()
 
     def announce(self) -> None:
-        """Write the plan beside the counts if there is no marker. Raises NotRecorded, RedisUnreachable."""
-        with Results(self.redis_url, self.hash_key) as results:
-            if results.marker() is None:
-                write_beside(self.redis_url, results.keys, results.keys.announced, {PLAN: self.plan.text})
+        """Write plan and topic beside the counts, for readers while there is no marker. Raises NotRecorded."""
+        keys = Keys(self.hash_key)
+        write_beside(self.redis_url, keys, keys.announced, {PLAN: self.plan.text, TOPIC: self.topic})
+
+    def _start(self, spark: SparkSession, sink: ExactlyOnce) -> StreamingQuery:
+        self.announce()  # The sink has accepted Redis and checkpoint.
+        return super()._start(spark, sink)
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the stream of the sink's rows."""

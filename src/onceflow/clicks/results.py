@@ -11,7 +11,7 @@ write the marker also write them, so they always match it at a complete batch:
     {H}:bad        hash   reason → bad events
     {H}:dead       list   the newest 10,000 bad events as partition:offset:reason, newest first
     {H}:history    list   the newest 600 micro-batches as JSON, newest first
-    {H}:announced  hash   plan → JSON, of a job that started while there was no marker; from then on the marker has it
+    {H}:announced  hash   plan (JSON) and topic of the job that started last, for readers while there is no marker
     {H}:onceflow   hash   the marker (written and described by `onceflow.spark.redis.marker`)
 
 This module only reads. It imports redis and nothing of Spark, so that the dashboard and the command line start
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import redis
 
-from onceflow.clicks.plan import parse_plan
+from onceflow.clicks.plan import Plan, parse_plan
 from onceflow.errors import OnceflowError
 from onceflow.redis import errors as redis_errors
 from onceflow.redis.address import shown
@@ -45,8 +45,8 @@ REDIS_URL = "redis://127.0.0.1:6379/1"
 HISTORY_LENGTH = 600
 DEAD_LENGTH = 10_000
 SOCKET_TIMEOUT_S = 5.0
-PLAN = "plan"
-"""Field of the announced plan."""
+PLAN, TOPIC = "plan", "topic"
+"""Fields of what a job announces."""
 SCAN_FIELDS = 5_000
 SEARCH_FIELDS = 500
 _GLOB = re.compile(r"[*?\[\]^\\-]")
@@ -293,10 +293,12 @@ class Results:
         """Read only the marker; None if no pipeline has written yet."""
         return parse_marker(_texts(self._ask(self._redis.hgetall, self.keys.marker)))
 
-    def announced_plan(self) -> str | None:
-        """Return the plan of a job that started before there was a marker; None if no job did."""
-        plan = self._ask(self._redis.hget, self.keys.announced, PLAN)
-        return None if plan is None else _text(plan)
+    def announced(self) -> tuple[Plan, str] | None:
+        """Return plan and topic of the job that started last with this hash key; None if no job did."""
+        fields = _texts(self._ask(self._redis.hgetall, self.keys.announced))
+        plan = parse_plan(fields.get(PLAN, ""))
+        # `h` and `{h}` share the key.
+        return None if plan is None or plan.hash_key != self.hash_key else (plan, fields[TOPIC])
 
     def require_marker(self) -> MarkerView:
         """Read the marker, or raise `NothingCounted`."""

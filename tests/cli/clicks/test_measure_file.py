@@ -51,6 +51,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         ("session_gap = 30", "session_gap = 30, expected a duration like"),
         ("exact_users_max = true", "exact_users_max = True, expected a whole number"),
         ("[dimensions]\npage = 3", "dimensions = {'page': 3}, expected lines of a section, like page = "),
+        ("# \xff", "cannot read the file of --measures"),
         ("[dimensions", "cannot read the file of --measures"),
         ('[dimensions]\nday = "x"', "dimension 'day' is not a valid name"),
         ('[dimensions]\nA = "x"', "dimension 'A' is not a valid name"),
@@ -63,7 +64,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
 )
 def test_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "measures.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(click.UsageError) as refused:
         read_measure_file(path)
     assert message in str(refused.value)

@@ -205,6 +205,8 @@ def test_the_format_is_guessed(tmp_path: Path, name: str, content: str, input_fo
 def test_a_format_that_cannot_be_guessed(tmp_path: Path) -> None:
     with pytest.raises(FormatUnknown, match=r"--input-format csv\|jsonl\|combined"):
         guess_format(file_of(tmp_path, "x.txt", "hello\n"))
+    with pytest.raises(FormatUnknown, match="--input-format"):
+        guess_format(file_of(tmp_path, "x.log", LOG_LINE.replace(",", " ") + '; "more"\n'))
 
 
 # Mapping

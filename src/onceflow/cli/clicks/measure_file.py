@@ -53,7 +53,7 @@ def read_measure_file(path: Path) -> MeasureSettings:
     """Return the file's settings. Raises click.UsageError."""
     try:
         given = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise click.UsageError(f"cannot read the file of --measures {path}: {error}") from error
     for name, value in given.items():
         if name not in EXPECTED:

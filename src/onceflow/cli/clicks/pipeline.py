@@ -197,7 +197,6 @@ def _run(pipeline: "ClickPipeline", archive: "ArchiveJob | None", as_json: bool)
     jobs = [pipeline] if archive is None else [pipeline, archive]
     for job in jobs:
         job.check()
-    pipeline.announce()
     _print_start(pipeline)
     if archive is not None:
         note(f"archiving {archive.topic} into {archive.directory}")

@@ -81,6 +81,7 @@ def reset_redis(
       onceflow sink reset redis --hash-key site::visits --checkpoint ./checkpoint
       onceflow sink reset redis --hash-key site::visits --checkpoint ./checkpoint --execute
     """
+    from onceflow.clicks.results import Keys
     from onceflow.redis.address import shown
     from onceflow.spark.exactly_once.checkpoint_lock import without_driver
     from onceflow.spark.redis.marker import tagged_key
@@ -98,8 +99,11 @@ def reset_redis(
             raise NoSuchSink(
                 f"nothing was deleted: {hash_key} has {len(under)} tags of a TaggedRedisSink; {Remedy.ADD_TAGS}"
             )
+        # A job writes these before it counts anything.
+        beside = {Keys(hash_key).announced, Keys(hash_key).verified}
+        counts = [key for key in own_keys if key not in beside]
         has_marker = any(sink.marker in sink.present for sink in sinks)
-        if not own_keys and not has_marker and not missing_ok:
+        if not counts and not has_marker and not missing_ok:
             _refuse_written(checkpoint, f"no key of a sink with hash key {hash_key} at {shown(redis_url)}")
         warning = None if checkpoint is None else _other_query(queries, checkpoint)
         if execute:
@@ -109,7 +113,7 @@ def reset_redis(
     kept = ["the log and the offsets of its groups: a query with an empty checkpoint starts at its starting offsets"]
     if checkpoint is None:
         kept.append("the query's checkpoint: the query will not resume from it and needs an empty one")
-    if own_keys and not any(own in sink.present for (own, *_), sink in zip(groups, sinks, strict=True)):
+    if counts and not any(own in sink.present for (own, *_), sink in zip(groups, sinks, strict=True)):
         kept.append(f"other keys that the sink may have written: {groups[0][0]} does not exist; {Remedy.NAME_KEYS}")
     if under and not tags:
         kept.append(f"the data of a TaggedRedisSink under tags of {hash_key}: --tags deletes it")

@@ -35,6 +35,7 @@ _TYPED_NUMBER = re.compile(r"-?(?!(?:[0-9]\.?){19})(0|[1-9][0-9]*)(\.[0-9]+)?")
 """Text that becomes a number: no leading zeros, no exponent (a hash such as 12e4567) and nothing beyond 64 bits."""
 _SEPARATORS = ",;\t"
 """Separators of columns; the first one that the header has counts."""
+_LOG_MARKS = re.compile(r"[\[\]/(]")
 _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 
@@ -69,7 +70,9 @@ def guess_format(path: Path) -> InputFormat:
         return InputFormat.COMBINED
     if first.lstrip().startswith("{"):
         return InputFormat.JSONL
-    if _separator_in(first) is not None:
+    separator = _separator_in(first)
+    # A damaged log line may have semicolons and tabs, too.
+    if separator == "," or (separator is not None and not _LOG_MARKS.search(first)):
         return InputFormat.CSV
     raise FormatUnknown(
         f"unknown format of {path}, whose first line is {first[:80]!r}: {Remedy.NAME_FORMAT} {'|'.join(InputFormat)}"
