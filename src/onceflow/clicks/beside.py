@@ -19,23 +19,20 @@ class NotRecorded(OnceflowError):
 
 def write_beside(redis_url: str, keys: Keys, key: str, values: Mapping[str, str]) -> None:
     """Write these fields of `key`, one of `keys`. Raises NotRecorded; the key may belong to another sink."""
-    claims = claims_key(keys.marker)
     with open_client(redis_url, key) as client:
 
-        def write() -> bytes | None:
-            claim: bytes | None = client.hget(claims, key)
-            if claim in (None, keys.marker.encode()):
-                # The claim comes last: a key of another type stays another program's.
-                client.hset(key, mapping=dict(values))
-                client.hset(claims, key, keys.marker)
-                return None
-            return claim
+        def write() -> None:
+            # The claim comes last: a key of another type stays another program's.
+            client.hset(key, mapping=dict(values))
+            client.hset(claims_key(key), key, keys.marker)
 
         try:
-            owner = redis_errors.patiently(write, pool=client.connection_pool)
+            claim = redis_scripts.claims_of(client, [key]).get(key, keys.marker)
+            if claim == keys.marker:
+                redis_errors.patiently(write, pool=client.connection_pool)
         except redis.RedisError as error:
             raise NotRecorded(
                 f"failed to write {key} at {shown(redis_url)} ({error}): {redis_errors.remedy_for(error)}"
             ) from error
-    if owner is not None:
-        raise NotRecorded(redis_scripts.claimed_by_other(key, owner.decode(), keys.marker))
+    if claim != keys.marker:
+        raise NotRecorded(redis_scripts.claimed_by_other(key, claim, keys.marker))
