@@ -7,6 +7,7 @@ import dataclasses
 import socket
 import struct
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -73,22 +74,25 @@ class FaultyProxy:
             thread.start()
 
     def _serve(self, client: socket.socket) -> None:
-        with socket.create_connection(self.upstream) as broker:
+        with suppress(ConnectionError), socket.create_connection(self.upstream) as broker:  # A side may hang up.
             self._sockets.append(broker)
-            while (request := _receive_frame(client)) is not None:
-                header = read_request_header(memoryview(request))
-                self._note_isolation_level(header, request)
-                fault = self._take_fault(header.api.key)
-                if fault == "close":
-                    break
-                if fault == "silent":
-                    continue
-                broker.sendall(struct.pack(">i", len(request)) + request)
-                response = _receive_frame(broker)
-                if response is None:
-                    break
-                client.sendall(self._spoil(header, request, response, fault))
+            self._forward(client, broker)
         _hang_up(client)
+
+    def _forward(self, client: socket.socket, broker: socket.socket) -> None:
+        while (request := _receive_frame(client)) is not None:
+            header = read_request_header(memoryview(request))
+            self._note_isolation_level(header, request)
+            fault = self._take_fault(header.api.key)
+            if fault == "close":
+                return
+            if fault == "silent":
+                continue
+            broker.sendall(struct.pack(">i", len(request)) + request)
+            response = _receive_frame(broker)
+            if response is None:
+                return
+            client.sendall(self._spoil(header, request, response, fault))
 
     def _note_isolation_level(self, header: RequestHeader, request: bytes) -> None:
         if header.api.key == apis.FETCH:

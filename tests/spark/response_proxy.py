@@ -14,7 +14,7 @@ from onceflow.wire.batch import read_header
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import RequestHeader, decode_request, encode_response, read_request_header
 from onceflow.wire.messages import message_of
-from tests.client.proxy import FaultyProxy, _hang_up, _receive_frame
+from tests.client.proxy import FaultyProxy, _receive_frame
 
 LOST = -1
 """The broker handles the request, and the connection ends before its response arrives."""
@@ -45,25 +45,22 @@ class ResponseProxy(FaultyProxy):
     def bootstrap(self) -> str:
         return str(self.address)
 
-    def _serve(self, client: socket.socket) -> None:
-        with socket.create_connection(self.upstream) as broker:
-            self._sockets.append(broker)
-            while (request := _receive_frame(client)) is not None:
-                header = read_request_header(memoryview(request))
-                if header.api.key == apis.PRODUCE:
-                    self._note(client, request, header)
-                fault = self._take_fault(header.api.key)
-                if fault == DROPPED:
-                    break
-                if fault is not None and fault != LOST:
-                    client.sendall(refusal(header, request, int(fault)))
-                    continue
-                broker.sendall(struct.pack(">i", len(request)) + request)
-                response = _receive_frame(broker)
-                if response is None or fault == LOST:
-                    break
-                client.sendall(self._spoil(header, request, response, None))
-        _hang_up(client)
+    def _forward(self, client: socket.socket, broker: socket.socket) -> None:
+        while (request := _receive_frame(client)) is not None:
+            header = read_request_header(memoryview(request))
+            if header.api.key == apis.PRODUCE:
+                self._note(client, request, header)
+            fault = self._take_fault(header.api.key)
+            if fault == DROPPED:
+                return
+            if fault is not None and fault != LOST:
+                client.sendall(refusal(header, request, int(fault)))
+                continue
+            broker.sendall(struct.pack(">i", len(request)) + request)
+            response = _receive_frame(broker)
+            if response is None or fault == LOST:
+                return
+            client.sendall(self._spoil(header, request, response, None))
 
     def _note(self, client: socket.socket, request: bytes, header: RequestHeader) -> None:
         for topic, partitions in produce.parse_request(memoryview(request), header).topics:
