@@ -10,13 +10,14 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from onceflow import services
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import ClientError, TopicExists
+from tests.broker.cluster.processes import lose_machine
 from tests.histories.broker_with_clock import SkewedBroker
 from tests.histories.history import History
 from tests.histories.network import Flow, Network
@@ -51,7 +52,7 @@ def name_of(broker_id: int) -> str:
 
 
 class ClusterFaults:
-    """Kills, freezes, clock jumps and partitions, one after the other."""
+    """Kills, lost machines, freezes, clock jumps and partitions, one after the other."""
 
     def __init__(self, brokers: dict[int, SkewedBroker], network: Network, work: Run) -> None:
         self._brokers = brokers
@@ -66,7 +67,9 @@ class ClusterFaults:
         while (left := begin + seconds - time.monotonic()) > 0:
             time.sleep(min(left, self._chance.random() * CALM_S_MAX))
             victim = self._chance.choice(BROKERS)
-            strike = self._chance.choice((self._kill, self._freeze, self._jump, self._part, self._part, self._part))
+            strike = self._chance.choice(
+                (self._kill, self._lose_machine, self._freeze, self._jump, self._part, self._part, self._part)
+            )
             strike(victim)
             self._check_progress(begin)
 
@@ -81,7 +84,14 @@ class ClusterFaults:
 
     def _kill(self, victim: int) -> None:
         self.counts["kill"] += 1
-        self._brokers[victim].kill()
+        self._restart(victim, self._brokers[victim].kill)
+
+    def _lose_machine(self, victim: int) -> None:
+        self.counts["lost machine"] += 1
+        self._restart(victim, lambda: lose_machine(self._brokers[victim]))
+
+    def _restart(self, victim: int, end: Callable[[], None]) -> None:
+        end()
         self._wait_away()
         self._brokers[victim].start()
 

@@ -16,7 +16,23 @@ _IN_RACK = "broker/cluster/test_racks.py::test_the_most_advanced_follower_is_pre
 _OUTCOME = "broker/cluster/test_replicas.py::test_records_wait_until_the_outcome_is_known"
 _AFTER_A_START = "broker/cluster/test_replicas.py::test_stored_high_watermark_holds_after_a_start"
 
+_CLOSER = "broker/cluster/test_session_closer.py"
+
 MUTANTS = (
+    # The session after an expired one is not closed after a crash.
+    Mutant(
+        "zookeeper/kazoo_session.py",
+        "if state == KazooState.CONNECTED and self.on_session is not None:",
+        "if state == KazooState.CONNECTED and self.on_session is not None and not self._is_session_lost:",
+        f"{_CLOSER}::test_session_after_an_expired_one_is_closed",
+    ),
+    # The session of a broker that was stopped is closed once more.
+    Mutant(
+        "zookeeper/kazoo_session.py",
+        "            self.on_session(None)",
+        "            pass",
+        f"{_CLOSER}::test_frozen_broker_keeps_its_session",
+    ),
     # The high watermark ignores replicas that the controller was asked to add (KIP-497).
     Mutant(
         _REPLICAS,

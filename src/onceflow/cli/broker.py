@@ -25,6 +25,7 @@ from onceflow.remedies import Remedy
 if TYPE_CHECKING:
     from onceflow.broker.config import BrokerConfig, Endpoint
     from onceflow.broker.settings.sources import Resolved
+    from onceflow.zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,16 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
         warn_if_open(config.metrics_host, config.metrics_port)
     _allow_many_files()
     sys.setswitchinterval(SWITCH_SECONDS)
-    asyncio.run(_serve(config))
+    asyncio.run(_serve(config, _session(config)))
+
+
+def _session(config: "BrokerConfig") -> "Session | None":
+    """Prepare the session with ZooKeeper, if there is one, while this process has no threads."""
+    if config.zookeeper_connect is None:
+        return None
+    from onceflow.broker.cluster.zookeeper_security import session_of_process
+
+    return session_of_process(config)
 
 
 def _warn_if_open(endpoint: "Endpoint", config: "BrokerConfig") -> None:
@@ -191,7 +201,7 @@ def _line_of(endpoint: "Endpoint", config: "BrokerConfig") -> str:
     return f"listening on {address_text(endpoint)} as {name}, {config.listener_protocols[name]}"
 
 
-async def _serve(config: "BrokerConfig") -> None:
+async def _serve(config: "BrokerConfig", session: "Session | None") -> None:
     from onceflow.broker.server import Broker
 
     stop = asyncio.Event()
@@ -199,7 +209,7 @@ async def _serve(config: "BrokerConfig") -> None:
     for number in STOP_SIGNALS:
         # The loop's own handlers end with it; a second signal must not kill a process that is stopping cleanly.
         signal.signal(number, lambda _number, _frame: loop.call_soon_threadsafe(stop.set))
-    server = Broker(config, on_lost=stop.set)
+    server = Broker(config, on_lost=stop.set, session=session)
     try:
         await server.start()
     except OSError as error:

@@ -39,6 +39,7 @@ from onceflow.zookeeper.session import (
     Set,
     StoredNode,
 )
+from onceflow.zookeeper.session_closer import SessionKey
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +84,12 @@ class ZooKeeper:
         session_timeout_ms: int,
         connection_timeout_ms: int,
         security: Security | None = None,
+        continued: SessionKey | None = None,
     ) -> None:
-        """Prepare a session; `connect` is HOST:PORT,HOST:PORT/CHROOT. Without `security` it is open."""
+        """Prepare a session; `connect` is HOST:PORT,HOST:PORT/CHROOT. Without `security` it is open.
+
+        The first session is `continued`, if it has not expired.
+        """
         self._connect = connect
         hosts, _, chroot = connect.partition("/")
         self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
@@ -92,10 +97,14 @@ class ZooKeeper:
         self._connection_seconds = connection_timeout_ms / 1000
         self._security = security
         settings: dict[str, Any] = {} if security is None else security.client_settings
-        self._client: Any = KazooClient(hosts=hosts, timeout=self._session_seconds, logger=logger, **settings)
+        self._client: Any = KazooClient(
+            hosts=hosts, timeout=self._session_seconds, client_id=continued, logger=logger, **settings
+        )
         self._client.add_listener(self._on_state)
         self.on_new_session: Callable[[], None] | None = None
         """Called in kazoo's thread when a new session replaced an expired one."""
+        self.on_session: Callable[[SessionKey | None], None] | None = None
+        """Called in kazoo's thread with the session of each connection, and with None after the last was closed."""
         self._is_session_lost = False
 
     def _acl_of(self, path: str) -> list[Any] | None:
@@ -131,6 +140,8 @@ class ZooKeeper:
         return self._session_seconds
 
     def _on_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED and self.on_session is not None:
+            self.on_session(SessionKey(*self._client.client_id))
         if state == KazooState.SUSPENDED:
             logger.warning("ZooKeeper %s: the connection is lost; reconnecting", self._connect)
         elif state == KazooState.LOST:
@@ -261,6 +272,8 @@ class ZooKeeper:
         self._client.remove_listener(self._on_state)
         self._client.stop()
         self._client.close()
+        if self.on_session is not None:
+            self.on_session(None)
 
 
 def _ignoring_event(watch: Callable[[], None] | None) -> Callable[[object], None] | None:

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from onceflow.broker.topics.internal import partition_of
 from onceflow.testing import BrokerProcess
 from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.processes import crash
 from tests.broker.cluster.test_replication_kills import brokers_of
 from tests.campaigns import RecordProperty
 
@@ -85,7 +86,7 @@ def kill_coordinators(tree: Tree, directory: Path, kills: int, seed: int) -> int
         for _ in range(kills):
             await_more_commits()
             victim: BrokerProcess = brokers[state(chance.choice(list(GROUPS)))["leader"]]
-            victim.kill()
+            crash(victim, chance)
             await_more_commits()
             victim.start()
             await_replicas()

@@ -19,6 +19,7 @@ from onceflow.zookeeper.kazoo_session import ZooKeeper, ZooKeeperUnavailable
 from onceflow.zookeeper.session import Create, Operation, OutcomeUnknown
 from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
+from tests.broker.cluster.processes import lose_machine
 from tests.broker.cluster.zookeeper_process import Link
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
@@ -72,7 +73,7 @@ def test_taken_id_is_refused(new_broker: NewBroker, tree: Tree, tmp_path: Path) 
 
 
 def test_killed_broker_gets_its_id_back(tree: Tree, tmp_path: Path) -> None:
-    """The session of the killed process lasts until its time-out; the next process waits for that.
+    """The session of a process that was lost with its machine lasts until its timeout; the next process waits for that.
 
     Before, it handles no request: a controller could mean the former process by it.
     """
@@ -81,7 +82,7 @@ def test_killed_broker_gets_its_id_back(tree: Tree, tmp_path: Path) -> None:
     with connected(broker.bootstrap) as client:
         client.create_topic("visits")
         assert client.produce("visits", 0, batch_of(b"ann")).error_code == 0
-    broker.kill()
+    lose_machine(broker)
     former = tree.text("/brokers/ids/1")
     with ExitStack() as running, ThreadPoolExecutor(1) as thread:
         starting = thread.submit(running.enter_context, broker)

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceflow.testing import BrokerProcess
 from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.processes import crash
 from tests.campaigns import RecordProperty
 
 BROKERS = (1, 2, 3)
@@ -116,7 +117,7 @@ def kill_leaders(tree: Tree, directory: Path, kills: int, seed: int) -> int:
         for _ in range(kills):
             await_more_records()
             victim = brokers[state(chance.randrange(PARTITIONS))["leader"]]
-            victim.kill()
+            crash(victim, chance)
             await_more_records()
             victim.start()
             await_replicas()

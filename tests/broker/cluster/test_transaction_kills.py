@@ -20,6 +20,7 @@ from onceflow.testing import BrokerProcess
 from tests.broker.cluster import copier
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.copier import COPY, INPUT
+from tests.broker.cluster.processes import crash
 from tests.campaigns import RecordProperty
 
 BROKERS = (1, 2, 3)
@@ -236,8 +237,8 @@ class Cluster:
     def await_replicas(self) -> None:
         self._tree.await_that(self._are_replicas_full)
 
-    def kill(self, broker_id: int) -> None:
-        self._brokers[broker_id].kill()
+    def crash(self, broker_id: int, chance: random.Random) -> None:
+        crash(self._brokers[broker_id], chance)
 
     def start(self, broker_id: int) -> None:
         self._brokers[broker_id].start()
@@ -281,7 +282,7 @@ def kill_brokers(tree: Tree, directory: Path, kills: int, seed: int) -> dict[str
             await_more_commits()
             victims = cluster.victims(chance)
             for victim in victims:
-                cluster.kill(victim)
+                cluster.crash(victim, chance)
             if len(victims) == 1:
                 await_more_commits()
             for victim in victims:
@@ -354,7 +355,7 @@ def copy_while_brokers_die(tree: Tree, directory: Path, kills: int, seed: int) -
             for _ in range(kills):
                 source.add(COPIED_BETWEEN)
                 (victim,) = cluster.victims_of_copy(chance)
-                cluster.kill(victim)
+                cluster.crash(victim, chance)
                 copy_more()
                 cluster.start(victim)
                 cluster.await_replicas()
