@@ -112,7 +112,7 @@ def test_every_address_with_one_for_clients(tmp_path: Path, monkeypatch: pytest.
     remedies.find(Remedy.ADVERTISE, refused.stderr)
     served: list[BrokerConfig] = []
 
-    async def serve(config: BrokerConfig) -> None:
+    async def serve(config: BrokerConfig, _session: object) -> None:
         served.append(config)
 
     monkeypatch.setattr(broker_command, "_serve", serve)

@@ -66,8 +66,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "        for transaction in list(self.coordinator.prepared()):\n            self._complete(",
-        "        for transaction in ():\n            self._complete(",
+        "        for transactional_id in self._await_decisions():\n            self._decide(",
+        "        for transactional_id in ():\n            self._decide(",
         _REQUESTS + "test_trap_16_restart_completes_prepared_commit",
     ),
     Mutant(
@@ -277,6 +277,20 @@ MUTANTS = (
         "        if self.is_elsewhere:\n            return ErrorCode.not_coordinator\n",
         "",
         _SHARDS + "test_prepared_transaction_is_completed_elsewhere",
+    ),
+    # A new leader completes what it has decided itself, before that is durable.
+    Mutant(
+        "broker/transactions/requests.py",
+        "() if self.error_code else replayed:",
+        "() if self.error_code else self._await_decisions():",
+        _REQUESTS + "test_a_new_leader_awaits_each_decision",
+    ),
+    # An admin's marker hurries the decision.
+    Mutant(
+        "broker/transactions/requests.py",
+        "            self._await_own_marker(transaction.transactional_id, respond)",
+        "            self._decide(transaction.transactional_id)",
+        _REQUESTS + "test_an_admins_marker_awaits_the_decision",
     ),
     Mutant(
         "broker/transactions/shards.py",

@@ -9,7 +9,7 @@ from onceflow.broker.groups.records import GroupRemoval, OffsetCommit
 from onceflow.broker.transactions.coordinator import InitRequest, ProducerRequest
 from onceflow.broker.transactions.requests import ENDED_AT_ONCE
 from onceflow.broker.transactions.transaction import Event, TransactionState
-from onceflow.wire.batch import Record, encode_batch
+from onceflow.wire.batch import Record, encode_batch, read_header
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.markers import ProducerMarker
 from tests.broker.transactions.simulation import GROUP_OFFSETS, TIMEOUT_MS, World
@@ -117,6 +117,59 @@ def test_order_of_a_commit(scene: Scene) -> None:
     scene.round_of("a")
     assert ended == [NONE]
     assert scene.state() is TransactionState.COMPLETE_COMMIT
+
+
+def is_marked(scene: Scene) -> bool:
+    """Return whether the partition's last record is a marker."""
+    partition = scene.world.partitions.get(*AT)
+    assert partition is not None
+    log = partition.log
+    piece = log.visible.read_beyond(log.log_end_offset - 1, 1000, at_least_one_batch=True)
+    assert piece is not None
+    return read_header(piece.read()).is_control
+
+
+def abort_next(scene: Scene, sequence: int) -> None:
+    """Begin the next transaction and abort it; it must get its own marker."""
+    scene.begin()
+    assert scene.produce(sequence=sequence) == []
+    assert not is_marked(scene)
+    ended = scene.end(Event.ABORT)
+    scene.sync()
+    assert (ended, is_marked(scene)) == ([NONE], True)
+
+
+def test_a_new_leader_awaits_each_decision(scene: Scene) -> None:
+    """It resumes what it has replayed; an abort that it has decided meanwhile may be synced later than that."""
+    scene.begin()
+    scene.produce()
+    scene.add(("b", 0))
+    scene.world.transactions.resume_when_synced()
+    state = scene.world.transactions._state_log.partition
+    replayed = state.log.durability.begin_sync()
+    assert replayed is not None
+    ended = scene.end(Event.ABORT)
+    replayed.run()
+    state.log.durability.end_sync(replayed)
+    state.settle()
+    scene.round_of("a")
+    assert (ended, is_marked(scene)) == ([], False)
+    scene.sync()
+    assert (ended, is_marked(scene)) == ([NONE], True)
+    abort_next(scene, sequence=1)
+
+
+def test_an_admins_marker_awaits_the_decision(scene: Scene) -> None:
+    scene.begin()
+    scene.produce()
+    ended, marked = scene.end(Event.ABORT), list[ErrorCode]()
+    marker = ProducerMarker(scene.who.producer_id, scene.who.producer_epoch, False, None)
+    assert scene.world.transactions.take_marker(marker, AT, marked.append)
+    scene.round_of("a")
+    assert (ended, marked, is_marked(scene)) == ([], [], False)
+    scene.sync()
+    assert (ended, marked, is_marked(scene)) == ([NONE], [NONE], True)
+    abort_next(scene, sequence=1)
 
 
 def test_abort_does_not_wait_for_records(scene: Scene) -> None:

@@ -63,6 +63,8 @@ class Completion:
     """A prepared transaction: the partitions without a durable marker, and the waiting responses."""
 
     unmarked: set[TopicPartition]
+    is_decided: bool = False
+    """Whether the decision is durable; before that no marker is written."""
     being_marked: set[TopicPartition] = field(default_factory=set)
     responses: list[Callable[[], None]] = field(default_factory=list)
 
@@ -117,10 +119,11 @@ class Transactions(Shard):
 
     def resume_when_synced(self) -> None:
         """Complete every prepared transaction once all in-sync replicas have what a former coordinator appended."""
+        replayed = self._await_decisions()
 
         def synced(_code: ErrorCode) -> None:
-            if not self.error_code:
-                self.resume()
+            for transactional_id in () if self.error_code else replayed:
+                self._decide(transactional_id)
 
         self._state_log.when_synced(synced)
 
@@ -268,24 +271,26 @@ class Transactions(Shard):
         if error_code:
             respond(error_code)
             return
+        completion = self._completions[prepared.transactional_id] = Completion(set(prepared.partitions))
 
         def decided(error_code: ErrorCode) -> None:
             if self.error_code:
                 respond(error_code)
             else:
                 # Decided, even if replicas have left the in-sync set meanwhile.
-                self._complete(prepared.transactional_id, lambda: respond(error_code))
+                completion.responses.append(lambda: respond(error_code))
+                self._decide(prepared.transactional_id)
 
         self.when_synced(decided)
 
-    def _complete(self, transactional_id: str, respond: Callable[[], None] | None = None) -> None:
+    def _decide(self, transactional_id: str) -> None:
+        """Write the markers of a transaction whose decision is durable now."""
+        self._completions[transactional_id].is_decided = True
+        self._complete(transactional_id)
+
+    def _complete(self, transactional_id: str) -> None:
         """Write the missing markers; respond even if one cannot be written, since the outcome is decided."""
-        transaction = self.coordinator.transactions[transactional_id]
-        completion = self._completions.get(transactional_id)
-        if completion is None:
-            completion = self._completions[transactional_id] = Completion(set(transaction.partitions))
-        if respond is not None:
-            completion.responses.append(respond)
+        transaction, completion = self.coordinator.transactions[transactional_id], self._completions[transactional_id]
         due = sorted(completion.unmarked - completion.being_marked)
         completion.being_marked.update(due)
         if not completion.being_marked:
@@ -320,8 +325,14 @@ class Transactions(Shard):
 
     def resume(self) -> None:
         """Complete every prepared transaction at start, when all replayed records are durable."""
-        for transaction in list(self.coordinator.prepared()):
-            self._complete(transaction.transactional_id)
+        for transactional_id in self._await_decisions():
+            self._decide(transactional_id)
+
+    def _await_decisions(self) -> list[str]:
+        """Let the prepared transactions in the log wait until they are durable; return their ids."""
+        replayed = {transaction.transactional_id: transaction for transaction in self.coordinator.prepared()}
+        self._completions |= {name: Completion(set(prepared.partitions)) for name, prepared in replayed.items()}
+        return list(replayed)
 
     def tick(self) -> None:
         """Abort timed-out transactions, expire ids, and retry markers; called often."""
@@ -341,7 +352,8 @@ class Transactions(Shard):
         return len(timed_out) == ENDED_AT_ONCE and not any(failures)
 
     def _retry(self) -> bool:
-        for transactional_id, completion in list(self._completions.items()):
+        decided = [(name, completion) for name, completion in self._completions.items() if completion.is_decided]
+        for transactional_id, completion in decided:
             if self._participants.may_be_away:
                 # The outcome is decided; the others may be away for long.
                 completion.respond()
@@ -378,9 +390,20 @@ class Transactions(Shard):
         elif transaction.state is TransactionState.ONGOING:
             self.abort(transaction, respond)
         else:
-            # It is prepared: its own marker is being written.
-            self._complete(transaction.transactional_id, lambda: respond(ErrorCode.none))
+            self._await_own_marker(transaction.transactional_id, respond)
         return True
+
+    def _await_own_marker(self, transactional_id: str, respond: Respond) -> None:
+        """Respond when a prepared transaction, whose decision may not be durable yet, has its own markers."""
+
+        def decided(error_code: ErrorCode) -> None:
+            completion = self._completions.get(transactional_id)
+            if error_code or completion is None:
+                respond(error_code)
+            else:
+                completion.responses.append(lambda: respond(ErrorCode.none))
+
+        self.when_synced(decided)
 
     def abort(self, transaction: Transaction, respond: Respond) -> None:
         """Abort an ongoing transaction and fence its producer."""
