@@ -86,13 +86,13 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/produce.py",
-        "    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:",
-        "    if pending.acks == ACKS_ALL and appended.last_offset > log.high_watermark:",
+        "    if pending.acks == ACKS_ALL and appended.last_offset >= log.visible.high_watermark:",
+        "    if pending.acks == ACKS_ALL and appended.last_offset > log.visible.high_watermark:",
         _CUTS,
     ),
     Mutant(
         "broker/handlers/produce.py",
-        "    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:",
+        "    if pending.acks == ACKS_ALL and appended.last_offset >= log.visible.high_watermark:",
         "    if pending.acks == ACKS_ALL and not appended.duplicate:",
         "broker/test_durability.py::test_a_duplicate_waits_for_the_first_sync",
     ),

@@ -26,8 +26,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/transactions/requests.py",
-        "        self.when_synced(decided)\n",
-        "        decided(ErrorCode.none)\n",
+        "        self.when_synced(decided)\n\n    def _decide",
+        "        decided(ErrorCode.none)\n\n    def _decide",
         _REQUESTS + "test_order_of_a_commit",
     ),
     Mutant(

@@ -51,6 +51,7 @@ from onceflow.wire.markers import Marker, encode_marker
 logger = logging.getLogger(__name__)
 
 _RELATIVE_OFFSET_MAX = 2**31 - 1
+_FULL = "the disk is full"
 
 
 class Appended(NamedTuple):
@@ -383,14 +384,16 @@ class PartitionLog:
 
         A copy has its offset and leader epoch already.
         """
-        self._require_space(from_reserve=from_reserve)
+        if self._disk.is_full and not from_reserve:
+            raise self._refused(_FULL)
         base_offset = header.base_offset if is_copy else self.segments.end_offset
         last_offset = base_offset + header.last_offset_delta
         size_bytes = header.batch_length + 12
         segment = self.segments.active
         if self._must_roll(segment, header, size_bytes, last_offset, now_ms):
             segment = self._roll(now_ms)
-            self._require_space(from_reserve=from_reserve)
+            if self._disk.is_full and not from_reserve:
+                raise self._refused(_FULL)
         if not is_copy:
             patch_offset(buffer, 0, base_offset, self.leader_epoch)
         begin = segment.size_bytes
@@ -402,10 +405,6 @@ class PartitionLog:
         if self.durability.has_flush_policy:
             self.durability.advance_without_sync(now_ms)
         return last_offset
-
-    def _require_space(self, *, from_reserve: bool) -> None:
-        if self._disk.is_full and not from_reserve:
-            raise self._refused("the disk is full")
 
     def _write(self, segment: Segment, batch: bytearray | memoryview, size_bytes: int, *, from_reserve: bool) -> None:
         try:

@@ -167,8 +167,8 @@ class Segment:
 
     def write(self, batch: bytearray | memoryview, size_bytes: int) -> None:
         """Write a batch at the end. Raises OSError, after which the file has nothing of it, or WriteNotUndone."""
-        file, position = self.file, self.size_bytes
-        self.is_unsynced = True
+        file, position = self._file or self._opened(), self.size_bytes
+        self._was_used = self.is_unsynced = True
         try:
             written_bytes = file.write(batch, position)
             if written_bytes < size_bytes:

@@ -319,9 +319,9 @@ class Durability:
         for its sync.
         """
         offset_end = self._segments.end_offset
-        if offset_end > self.synced_offset and self._unsynced_since_ms is None:
+        if self._unsynced_since_ms is None and offset_end > self.synced_offset:
             self._unsynced_since_ms = now_ms
-        if not self.is_flush_due() and offset_end > self.stored_offset:
+        if offset_end > self.stored_offset and not self.is_flush_due():
             active = self._segments.active
             self._advance(active, active.size_bytes, self._max_timestamp(), offset_end)
 

@@ -141,7 +141,8 @@ class Record(NamedTuple):
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Read the header at `position`, unchecked. Raises MalformedBatch if fewer than 61 bytes are left."""
     try:
-        return BatchHeader._make(_HEADER.unpack_from(buffer, position))
+        # `_make` without its check of the length: this is on the path of every batch.
+        return tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer, position))
     except struct.error as error:
         raise MalformedBatch(
             f"position {position}: {len(memoryview(buffer)) - position} bytes left, a batch header has {HEADER_BYTES}"

@@ -24,7 +24,7 @@ class KeptReply:
 
     is_open = True
     pieces: Any = None
-    requester = "test"
+    connection = "test"
 
     def send(self, pieces: Any) -> None:
         self.pieces = pieces

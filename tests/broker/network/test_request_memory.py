@@ -383,3 +383,40 @@ def test_a_kept_buffer_is_released() -> None:
         await server.asked(5)
 
     served(scenario, queued_request_bytes_max=3 * MIB)
+
+
+def test_several_requests_get_a_larger_buffer() -> None:
+    """Requests that a client sends without waiting for responses arrive many in a turn, while there is memory."""
+
+    async def scenario(server: Served) -> None:
+        pipelined = await server.connect()
+        (connection,) = server.listener._connections
+        sent = [frame(apis.PRODUCE, 1000)] * 20
+        await send(pipelined, b"".join(sent)[:-1])
+        await server.asked(len(sent) - 1)
+        assert connection.reservation.size_bytes == len(connection._view) == STEP_BYTES
+        await send(pipelined, b"\0")
+        await server.asked(len(sent))
+        connection.shrink_if_unneeded()
+        assert server.listener._memory.used_bytes == 0
+
+    served(scenario)
+
+
+def test_several_requests_without_spare_memory() -> None:
+    """The larger buffer is not taken from what the largest request needs, nor while another request waits."""
+
+    async def run() -> None:
+        memory = RequestMemory(MEMORY_BYTES, LARGEST_BYTES, lambda: None)
+        share = memory.share_for(STEP_BYTES)
+        waiting, pipelined = (Reservation(memory, lambda: None) for _ in range(2))
+        share.main.used_bytes = share.main.bytes_max - SMALL_REQUEST_BYTES_MAX - STEP_BYTES + 1
+        assert not pipelined.grow_if_free(STEP_BYTES)
+        share.main.used_bytes -= 1
+        share.wait(waiting)
+        assert not pipelined.grow_if_free(STEP_BYTES)
+        waiting.free()
+        assert pipelined.grow_if_free(STEP_BYTES)
+        assert pipelined.size_bytes == STEP_BYTES
+
+    asyncio.run(run())

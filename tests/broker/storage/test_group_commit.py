@@ -25,13 +25,14 @@ class PartitionOnATroubledDisk:
         self.failed = asyncio.Event()
         self.durability: Any = SimpleNamespace(
             synced_offset=0,
+            stored_offset=0,
             failure=None,
             has_flush_policy=False,
             begin_sync=self.begin,
             end_sync=self.end,
             fail_sync=lambda _error: None,
         )
-        self.log: Any = SimpleNamespace(durability=self.durability)
+        self.log: Any = SimpleNamespace(durability=self.durability, segments=SimpleNamespace(end_offset=1))
 
     def begin(self) -> Any:
         point = SimpleNamespace(offset_end=1, directory="d", run_below=lambda: None, problem=None, is_first=False)

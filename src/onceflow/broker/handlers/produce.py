@@ -34,6 +34,8 @@ _ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
 _TRANSACTIONAL = 0x10
 _UNAUTHORIZED = "Authorization failed."
+_UNDECIDED = PartitionResponse(-1, 0, -1)
+"""Stands for the response of a partition until it is known."""
 ZSTD_FROM = 7
 """First version that may carry zstd (KIP-110)."""
 
@@ -62,6 +64,7 @@ class PendingProduce:
         "_timeout_ms",
         "_topics",
         "acks",
+        "requester",
         "transactional_id",
         "version",
     )
@@ -79,6 +82,7 @@ class PendingProduce:
         self.version = version
         self.transactional_id = transactional_id
         self.acks = acks
+        self.requester = reply.connection
         self._timeout_ms = timeout_ms
         self._reply = reply
         self._correlation_id = correlation_id
@@ -90,10 +94,6 @@ class PendingProduce:
         responses: list[PartitionResponse] = []
         self._topics.append((name, responses))
         return responses
-
-    @property
-    def requester(self) -> int:
-        return self._reply.requester
 
     def hold(self) -> None:
         """Delay the response until one more `done`."""
@@ -247,6 +247,7 @@ def _take(
 ) -> None:
     """Append one partition's records, now or once a thread has checked them, and add its response to `responses`."""
     at = len(responses)
+    responses.append(_UNDECIDED)
     partition = node.partitions.get(name, index)
     try:
         if partition is None:
@@ -254,22 +255,14 @@ def _take(
         _check(pending, name, records)
         assert records is not None
         if node.record_checks.must_wait(partition, records):
-            _append_checked(node, partition, records, pending, responses)
+            _append_checked(node, partition, records, pending, responses, at)
         elif node.cluster is not None and _must_verify(node, partition, records, pending):
             _append_verified(node, partition, memoryview(bytearray(records)), pending, responses, at)
         else:
             _append(node, partition, records, pending, responses, at)
     except (Refused, LogError) as error:
         pending.count_error(error.error_code)
-        _put(responses, at, _refused(index, error, partition))
-
-
-def _put(responses: list[PartitionResponse], at: int, response: PartitionResponse) -> None:
-    """Add a response at the end, or replace the one that `_later` has reserved."""
-    if at == len(responses):
-        responses.append(response)
-    else:
-        responses[at] = response
+        responses[at] = _refused(index, error, partition)
 
 
 def _refused(index: int, error: Refused | LogError, partition: Partition | None) -> PartitionResponse:
@@ -280,10 +273,14 @@ def _refused(index: int, error: Refused | LogError, partition: Partition | None)
 
 
 def _append_checked(
-    node: Node, partition: Partition, records: memoryview, pending: PendingProduce, responses: list[PartitionResponse]
+    node: Node,
+    partition: Partition,
+    records: memoryview,
+    pending: PendingProduce,
+    responses: list[PartitionResponse],
+    at: int,
 ) -> None:
     """Append the records when a thread has checked them."""
-    at = len(responses)
     # The request's own buffer is reused after this turn.
     batch = memoryview(bytearray(records))
 
@@ -347,9 +344,7 @@ def _later(
     at: int,
     append: Callable[[], None],
 ) -> Callable[[Refused | LogError | None], None]:
-    """Reserve a response for records that wait; return a function that appends them, or takes their refusal."""
-    if at == len(responses):
-        responses.append(PartitionResponse(partition.index, 0, -1))
+    """Let the response wait for these records; return a function that appends them, or takes their refusal."""
     pending.hold()
 
     def resume(error: Refused | LogError | None) -> None:
@@ -398,8 +393,9 @@ def _append(
         raise Refused(error_code, f"{partition}: fewer replicas are in sync than min.insync.replicas")
     log = partition.log
     appended = log.append(records, is_checked=is_checked)
-    response = PartitionResponse(partition.index, 0, appended.base_offset, appended.timestamp_ms, log.log_start_offset)
-    _put(responses, at, response)
+    responses[at] = PartitionResponse(
+        partition.index, 0, appended.base_offset, appended.timestamp_ms, log.segments.start_offset
+    )
     if in_transaction:
         # Regardless of acks and flush policy: after a crash the producer continues, and commits the acknowledged
         # records.
@@ -410,7 +406,7 @@ def _append(
             partition.when_durable(pending.expect(partition, responses, at))
         return
     node.group_commit.request(partition, pending.requester)
-    if pending.acks == ACKS_ALL and appended.last_offset >= log.high_watermark:
+    if pending.acks == ACKS_ALL and appended.last_offset >= log.visible.high_watermark:
         synced = pending.expect(partition, responses, at)
         partition.when_synced(appended.last_offset + 1, synced)
 

@@ -143,7 +143,7 @@ def handle_describe_producers(node: Node, request: Request) -> None:
         syncs = Syncs(lambda error_code: refuse(error_code) if error_code else send())
         for partition in seen:
             if partition.log.log_end_offset > partition.log.durability.synced_offset:
-                node.group_commit.flush(partition, request.reply.requester)
+                node.group_commit.flush(partition, request.reply.connection)
                 syncs.wait_for(partition)
         syncs.settle()
 

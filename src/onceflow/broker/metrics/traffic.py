@@ -58,7 +58,7 @@ class MeteredReply(Reply):
                 pieces = self.limit.throttled(pieces)
             self.traffic.add_response(pieces, perf_counter() - self.began_s)
             self.pieces = pieces
-            self._connection.enqueue_response(pieces)
+            self.connection.enqueue_response(pieces)
 
     def count_error(self, error_code: int) -> None:
         """Count an error of the response."""

@@ -57,6 +57,7 @@ def join_small(
 class Channel(Protocol):
     """Part of a connection that its replies need."""
 
+    def __hash__(self) -> int: ...
     @property
     def is_open(self) -> bool: ...
     @property
@@ -85,10 +86,11 @@ class Limit(Protocol):
 class Reply:
     """Position of one response in its connection's order of responses."""
 
-    __slots__ = ("_connection", "is_long_wait", "limit", "on_abandoned", "on_stop", "pieces")
+    __slots__ = ("connection", "is_long_wait", "limit", "on_abandoned", "on_stop", "pieces")
 
     def __init__(self, connection: "Channel") -> None:
-        self._connection = connection
+        self.connection = connection
+        """The connection, also as the requester that gets a fair share."""
         self.pieces: Sequence[Piece] | None = None
         self.limit: Limit | None = None
         """Quotas of the client, which may throttle it; None without any."""
@@ -103,24 +105,19 @@ class Reply:
         """
 
     @property
-    def requester(self) -> int:
-        """Identity of the connection, for fair shares."""
-        return id(self._connection)
-
-    @property
     def is_open(self) -> bool:
         """Whether a client still waits for the response."""
-        return self._connection.is_open
+        return self.connection.is_open
 
     @property
     def endpoint(self) -> Endpoint:
         """The advertised address of the listener that the client connected to."""
-        return self._connection.endpoint
+        return self.connection.endpoint
 
     @property
     def principal(self) -> KafkaPrincipal:
         """The client's identity, for requests without a `Request`: repeated Produce requests."""
-        return self._connection.principal
+        return self.connection.principal
 
     def send(self, pieces: Sequence[Piece]) -> None:
         """Respond; `pieces` are sent once every earlier response has been. No pieces: no response (acks=0)."""
@@ -128,7 +125,7 @@ class Reply:
             if self.limit is not None:
                 pieces = self.limit.throttled(pieces)
             self.pieces = pieces
-            self._connection.enqueue_response(pieces)
+            self.connection.enqueue_response(pieces)
 
     def count_error(self, error_code: int) -> None:
         """Do nothing; `metrics.traffic.MeteredReply` counts the error of a response."""
@@ -139,4 +136,4 @@ class Reply:
 
     def close_connection(self, reason: str) -> None:
         """Close the connection, as Kafka does where its protocol has no response."""
-        self._connection.close(reason)
+        self.connection.close(reason)

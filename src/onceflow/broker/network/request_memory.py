@@ -80,6 +80,15 @@ class Reservation:
         self._memory.reclaim_soon()
         return False
 
+    def grow_if_free(self, size_bytes: int) -> bool:
+        """Reserve a total of `size_bytes` for small requests, unless another request waits or could have to wait then;
+        return whether it is reserved."""
+        share = self._memory.share_for(size_bytes)
+        if share.waiting or size_bytes + share.largest_bytes > self._free_bytes(share.main):
+            return False
+        self._move(share, share.main, size_bytes)
+        return True
+
     def take(self, share: "_Share", *, is_first: bool) -> bool:
         """Reserve the next step if there is memory for it: of the main part only for the first waiting request."""
         size_bytes = self._fits_main(share) if is_first else 0

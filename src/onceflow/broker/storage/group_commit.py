@@ -139,21 +139,16 @@ class GroupCommit:
         """
         if partition.replica is not None:
             partition.replica.on_appended()
-        if partition.log.durability.has_flush_policy and not self._is_flush_due(partition):
-            # Appended records are visible already: wake their waiters.
-            if partition.has_waiters:
-                self._deferred.add(partition.settle)
-        else:
-            self.flush(partition, requester)
-
-    def _is_flush_due(self, partition: Partition) -> bool:
         log = partition.log
-        if log.durability.is_flush_due():
-            return True
+        if log.durability.stored_offset < log.segments.end_offset:
+            self.flush(partition, requester)
+            return
+        # The flush policy requires no sync yet, and the records are visible already: wake their waiters.
         if log.config.flush_ms != INT64_MAX and partition not in self._timers:
             delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)
             self._timers[partition] = asyncio.get_running_loop().call_later(delay_s, self._flush_timed, partition)
-        return False
+        if partition.has_waiters:
+            self._deferred.add(partition.settle)
 
     def _flush_timed(self, partition: Partition) -> None:
         self._timers.pop(partition, None)
