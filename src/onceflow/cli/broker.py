@@ -156,7 +156,7 @@ def broker(config_file: Path | None, strict_settings: bool, **options: str | Non
 
 
 def _session(config: "BrokerConfig") -> "Session | None":
-    """Prepare the session with ZooKeeper, if there is one, while this process has no threads."""
+    """Prepare the session with ZooKeeper, if there is one."""
     if config.zookeeper_connect is None:
         return None
     from onceflow.broker.cluster.zookeeper_security import session_of_process

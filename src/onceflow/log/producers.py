@@ -42,8 +42,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from onceflow.log.config import INT64_MAX, LogConfig
 from onceflow.log.errors import (
     InvalidProducerEpoch,
@@ -55,6 +53,7 @@ from onceflow.log.errors import (
 from onceflow.log.transactions import NO_OFFSET, AbortedTransaction, OpenTransactions
 from onceflow.remedies import Remedy
 from onceflow.wire.batch import BatchHeader
+from onceflow.wire.crc32c import crc32c
 from onceflow.wire.markers import Marker
 
 BATCHES_KEPT = 5

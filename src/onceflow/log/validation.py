@@ -7,7 +7,6 @@ the batch's size (`_count_refusal`). Where a topic's configuration concerns reco
 
 from collections.abc import Iterator
 
-from crc32c import crc32c
 from typing_extensions import Buffer
 
 from onceflow.log.config import INT64_MAX, LogConfig
@@ -32,6 +31,7 @@ from onceflow.wire.batch import (
     wrong_crc,
 )
 from onceflow.wire.codecs import UNPACKED_PER_BYTE_MAX, Codec
+from onceflow.wire.crc32c import crc32c
 
 _CODEC_MASK = 0x07
 _LOG_APPEND_TIME = 0x08

@@ -28,10 +28,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from crc32c import crc32c
 from typing_extensions import Buffer
 
 from onceflow.wire.codecs import Codec, compress, decompress, unpacked_chunks
+from onceflow.wire.crc32c import crc32c
 from onceflow.wire.errors import CorruptBatch, MalformedBatch
 
 HEADER_BYTES = 61

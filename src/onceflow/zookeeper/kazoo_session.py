@@ -36,10 +36,10 @@ from onceflow.zookeeper.session import (
     Operation,
     OutcomeUnknown,
     Put,
+    SessionKey,
     Set,
     StoredNode,
 )
-from onceflow.zookeeper.session_closer import SessionKey
 
 logger = logging.getLogger(__name__)
 

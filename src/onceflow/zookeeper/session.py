@@ -87,6 +87,13 @@ class StoredNode(NamedTuple):
     """The transaction that changed it last (mzxid)."""
 
 
+class SessionKey(NamedTuple):
+    """A session's id and password, with which another client can continue it."""
+
+    session_id: int
+    password: bytes
+
+
 class Session(Protocol):
     """One session after another. Its calls belong to one thread at a time, except `close`."""
 

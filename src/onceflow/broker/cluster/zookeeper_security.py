@@ -8,7 +8,7 @@ from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 from onceflow.broker.config import BrokerConfig
 from onceflow.zookeeper.kazoo_session import ZooKeeper
 from onceflow.zookeeper.security import ZooKeeperSecurity
-from onceflow.zookeeper.session_closer import SessionCloser, SessionKey
+from onceflow.zookeeper.session_closer import SessionCloser
 
 SENSITIVE = ("/config/users", "/config/brokers", "/delegation_token/tokens")
 """Nodes that others must not read either: they have users' keys."""
@@ -16,14 +16,35 @@ OPEN = "/consumers"
 """Node below which clients of Kafka's first releases write."""
 
 
-def zookeeper_session(config: BrokerConfig, continued: SessionKey | None = None) -> ZooKeeper:
-    """Prepare the session that the settings `zookeeper.*` name; `continued` is as for `ZooKeeper`.
-
-    Raises InvalidZooKeeperTls.
-    """
+def zookeeper_session(config: BrokerConfig) -> ZooKeeper:
+    """Prepare the session that the settings `zookeeper.*` name. Raises InvalidZooKeeperTls."""
     assert config.zookeeper_connect is not None
+    return ZooKeeper(
+        config.zookeeper_connect,
+        session_timeout_ms=config.zookeeper_session_timeout_ms,
+        connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+        security=_security(config),
+    )
+
+
+def session_of_process(config: BrokerConfig) -> ZooKeeper:
+    """Prepare a session that ends as soon as this process has died. Raises InvalidZooKeeperTls, OSError."""
+    assert config.zookeeper_connect is not None
+    session = zookeeper_session(config)
+    closer = SessionCloser(
+        config.zookeeper_connect,
+        session_timeout_ms=config.zookeeper_session_timeout_ms,
+        connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+        security=_security(config),
+    )
+    closer.start()
+    session.on_session = closer.follow
+    return session
+
+
+def _security(config: BrokerConfig) -> "_BrokerSecurity":
     login = config.zookeeper_digest
-    security = _BrokerSecurity(
+    return _BrokerSecurity(
         tls=config.zookeeper_tls,
         trust_store_file=config.zookeeper_trust_store_file,
         key_store_file=config.zookeeper_key_store_file,
@@ -32,25 +53,6 @@ def zookeeper_session(config: BrokerConfig, continued: SessionKey | None = None)
         digest=None if login is None else f"{login.user}:{login.password}",
         sets_acls=config.zookeeper_acls,
     )
-    return ZooKeeper(
-        config.zookeeper_connect,
-        session_timeout_ms=config.zookeeper_session_timeout_ms,
-        connection_timeout_ms=config.zookeeper_connection_timeout_ms,
-        security=security,
-        continued=continued,
-    )
-
-
-def session_of_process(config: BrokerConfig) -> ZooKeeper:
-    """Prepare a session that ends as soon as this process has died.
-
-    This process must not have threads yet. Raises InvalidZooKeeperTls, OSError.
-    """
-    session = zookeeper_session(config)
-    closer = SessionCloser(lambda key: zookeeper_session(config, key))
-    session.on_session = closer.follow
-    closer.start()
-    return session
 
 
 @dataclass(frozen=True)

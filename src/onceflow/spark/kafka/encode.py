@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 from pyspark import TaskContext
 
 from onceflow.client.admin import Admin
@@ -31,6 +30,7 @@ from onceflow.wire.column_batches import (
     partitions_of_keys,
 )
 from onceflow.wire.columns import HEADERS_TYPE
+from onceflow.wire.crc32c import crc32c
 
 INPUT_BYTES = 16 * 1024 * 1024
 """Rows are encoded in groups of about this size: larger groups fill batches better, smaller ones need less memory."""

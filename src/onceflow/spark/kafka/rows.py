@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from crc32c import crc32c
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own name for it)
 
@@ -21,6 +20,7 @@ from onceflow.spark.errors import AttemptEnded, SinkStopped
 from onceflow.spark.kafka.encode import POSITIONS_PER_TASK, SCHEMA, Encoder, Share, Target, find_target
 from onceflow.spark.kafka.sender import Blob
 from onceflow.wire import TopicPartition
+from onceflow.wire.crc32c import crc32c
 
 DRIVER_BYTES = 64 * 1024 * 1024
 """Bytes of blobs that the driver holds at a time."""
