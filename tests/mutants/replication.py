@@ -19,6 +19,13 @@ _AFTER_A_START = "broker/cluster/test_replicas.py::test_stored_high_watermark_ho
 _CLOSER = "broker/cluster/test_session_closer.py"
 
 MUTANTS = (
+    # A follower that has caught up while another one joins waits until it fetches again.
+    Mutant(
+        _REPLICATION,
+        "            if self.state.isr == wanted:",
+        "            if False:",
+        "broker/cluster/test_replicas.py::test_a_follower_joins_after_another",
+    ),
     # The session after an expired one is not closed after a crash.
     Mutant(
         "zookeeper/kazoo_session.py",

@@ -10,8 +10,9 @@ from uuid import UUID
 import pytest
 
 from onceflow.broker.cluster import replication as cluster_replication
+from onceflow.broker.cluster.fetcher import Backoff
 from onceflow.broker.cluster.replicas import UNKNOWN_OFFSET, Follower, Lag, LeaderState
-from onceflow.broker.cluster.replication import Altered, IsrRequest, Led, Replication
+from onceflow.broker.cluster.replication import Altered, Committed, IsrRequest, Led, Replication
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.storage.partitions import Partition
 from onceflow.log.config import LogConfig
@@ -256,6 +257,19 @@ def test_records_wait_until_the_outcome_is_known(
     assert asyncio.run(lead()) == (2 if is_repeated else 1)
 
 
+def test_a_follower_joins_after_another(log: PartitionLog) -> None:
+    """It has caught up while the controller was asked for the other one; it does not fetch again before it joins."""
+    asked: list[tuple[IsrRequest, Altered]] = []
+    replication = replication_of_broker_1(ManualClock(), alter_partition=lambda *request: asked.append(request))
+    led = led_by(replication, log, State((1,)))
+    led.fetched(2, 0)
+    led.fetched(3, 0)
+    ((first, altered),) = asked
+    assert first.isr == [1, 2]
+    altered(Committed([1, 2], led.state.leader_epoch, 1))
+    assert [request.isr for request, _altered in asked] == [[1, 2], [1, 2, 3]]
+
+
 def test_late_refusal_does_not_end_another_wish(log: PartitionLog) -> None:
     asked: list[tuple[IsrRequest, Altered]] = []
     replication = replication_of_broker_1(ManualClock(), alter_partition=lambda *request: asked.append(request))
@@ -267,3 +281,11 @@ def test_late_refusal_does_not_end_another_wish(log: PartitionLog) -> None:
     assert (second.isr, second.partition_epoch) == ([1, 2, 3], 1)
     refused(ErrorCode.ineligible_replica)
     assert led.state.maximal_isr == {1, 2, 3}
+
+
+def test_delays_of_a_fetcher_grow() -> None:
+    backoff = Backoff(300)
+    assert [backoff.next_seconds() for _ in range(5)] == [0.05, 0.1, 0.2, 0.3, 0.3]
+    backoff.reset()
+    assert backoff.next_seconds() == 0.05
+    assert [Backoff(0).next_seconds(), Backoff(20).next_seconds()] == [0, 0.02]

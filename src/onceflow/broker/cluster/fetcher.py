@@ -12,6 +12,7 @@ at the leader's start, or truncates to the leader's end (AbstractFetcherThread.f
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
@@ -39,6 +40,8 @@ FETCH_VERSION = 12
 LIST_OFFSETS_VERSION = 7
 EARLIEST, LATEST = -2, -1
 FULL_SESSION = (0, -1)
+BACKOFF_FIRST_MS = 50
+"""First delay after an error: a leader often learns of its role just after its followers."""
 
 AddressOf = Callable[[int], Endpoint | None]
 """Returns the address of a live broker for other brokers."""
@@ -58,6 +61,26 @@ class FetchLimits(NamedTuple):
     socket_timeout_ms: int = 30_000
 
 
+class Backoff:
+    """Delays after errors in a row: each is twice the one before, up to `replica.fetch.backoff.ms`."""
+
+    __slots__ = ("_failures", "_max_ms")
+
+    def __init__(self, max_ms: int) -> None:
+        self._max_ms = max_ms
+        self._failures = 0
+
+    def next_seconds(self) -> float:
+        """Return the delay after one more error."""
+        doublings = min(self._failures, self._max_ms.bit_length())
+        self._failures += 1
+        return min(BACKOFF_FIRST_MS << doublings, self._max_ms) / 1000
+
+    def reset(self) -> None:
+        """Begin again, since there was no error."""
+        self._failures = 0
+
+
 def fetch_position(log: PartitionLog) -> tuple[int, int]:
     """Return the offset that a follower fetches next, and the leader epoch of the record before it, -1 without one."""
     offset = log.durability.stored_offset
@@ -75,10 +98,11 @@ def common_end(log: PartitionLog, epoch: int, end_offset: int) -> int:
 class Following:
     """A partition that this broker follows (`storage.partitions.Replica`)."""
 
-    def __init__(self, partition: Partition, leader: int, leader_epoch: int) -> None:
+    def __init__(self, partition: Partition, leader: int, leader_epoch: int, backoff: Backoff) -> None:
         self.partition = partition
         self.leader = leader
         self.leader_epoch = leader_epoch
+        self.backoff = backoff
         self.retry_at = 0.0
         """Time of the loop before which it is not fetched, after an error."""
         self.is_truncating = False
@@ -173,7 +197,9 @@ class Fetchers:
             leader_epoch,
         ):
             return before
-        following = self._followings[place] = Following(partition, leader, leader_epoch)
+        following = self._followings[place] = Following(
+            partition, leader, leader_epoch, Backoff(self.limits.backoff_ms)
+        )
         partition.replica = following
         self._release(before, lambda: self._start(following))
         return following
@@ -232,6 +258,7 @@ class Fetcher:
         self._leader = leader
         self._followings: dict[Place, Following] = {}
         self._wake = asyncio.Event()
+        self._backoff = Backoff(fetchers.limits.backoff_ms)
         # One batch may be larger than the limit, and a response has names and numbers beside the records.
         limits = Limits(fetchers.limits.socket_timeout_ms / 1000, 2**31 - 1)
         client_id = f"broker-{fetchers.broker_id}-fetcher-{leader}"
@@ -272,7 +299,7 @@ class Fetcher:
             self._peer.close()
 
     async def _pause(self) -> None:
-        await asyncio.sleep(self._all.limits.backoff_ms / 1000)
+        await asyncio.sleep(self._backoff.next_seconds())
 
     async def _round(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -284,14 +311,14 @@ class Fetcher:
         ]
         if not due:
             self._wake.clear()
-            try:
-                async with asyncio.timeout(self._all.limits.backoff_ms / 1000):
+            retries_s = [following.retry_at - now for following in followings if following.retry_at > now]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min([*retries_s, self._all.limits.backoff_ms / 1000])):
                     await self._wake.wait()
-            except TimeoutError:
-                return
             return
         asked = {following.place: following for following in due}
         response = await self._fetch(asked)
+        self._backoff.reset()
         appended: list[tuple[Following, FetchedPartition]] = []
         for fetched in response.partitions:
             following = asked.get((fetched.topic, fetched.partition))
@@ -337,7 +364,7 @@ class Fetcher:
         return response
 
     def _delay(self, following: Following) -> None:
-        following.retry_at = asyncio.get_running_loop().time() + self._all.limits.backoff_ms / 1000
+        following.retry_at = asyncio.get_running_loop().time() + following.backoff.next_seconds()
 
     async def _take(self, following: Following, fetched: FetchedPartition) -> bool:
         """Append what was fetched, or react to an error; return whether the partition was fetched."""
@@ -363,6 +390,7 @@ class Fetcher:
             logger.error("%s could not be copied from broker %d: %s", following.partition, self._leader, error)
             self._delay(following)
             return False
+        following.backoff.reset()
         return True
 
     async def _end(self, following: Following, fetched: FetchedPartition) -> None:

@@ -187,6 +187,9 @@ class Led:
         wanted = frozenset(request.isr)
         if not isinstance(response, ErrorCode):
             self.state.altered(*response)
+            if self.state.isr == wanted:
+                # Another follower may have caught up meanwhile, and wait for records now.
+                self.check()
         elif (wanted, request.partition_epoch) == (self.state.wanted, self.state.partition_epoch):
             logger.warning("%s: the controller did not change the in-sync replicas: %s", self.partition, response.name)
             if response is NOT_APPLIED:

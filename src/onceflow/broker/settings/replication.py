@@ -140,7 +140,8 @@ REPLICATION = (
         "replica.fetch.backoff.ms",
         "replica_fetch_backoff_ms",
         Whole(0, INT32_MAX),
-        "Delay before a partition, or a leader, is fetched again after an error.",
+        "Maximum delay before a partition, or a leader, is fetched again after an error. The first one is 50 ms, and"
+        " each further one twice as long; Kafka waits this time after every error.",
     ),
     Setting(
         "replica.socket.timeout.ms",
