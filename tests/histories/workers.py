@@ -405,7 +405,7 @@ class Copier(Transactional):
         self._moved = KEYS
         self._polls: list[Poll] = []
         self._consumer = consumer_at(self.work.bootstrap, **MEMBER)
-        self._consumer.subscribe([EVENTS], on_assign=self._on_rebalance, on_revoke=self._on_rebalance)
+        self._consumer.subscribe([EVENTS], on_assign=self._on_assign, on_revoke=self._on_revoke)
 
     def close(self) -> None:
         super().close()
@@ -427,8 +427,7 @@ class Copier(Transactional):
             ends[partition_of(copied)] = copied.offset + 1
         if ends:
             positions = [TopicPartition(EVENTS, number, offset) for number, offset in ends.items()]
-            member = self._consumer.consumer_group_metadata()
-            self._call(lambda: self._producer.send_offsets_to_transaction(positions, member, CALL_S))
+            self._call(lambda: self._producer.send_offsets_to_transaction(positions, self._member, CALL_S))
 
     def moved(self) -> frozenset[str]:
         moved, self._moved = self._moved, frozenset()
@@ -444,7 +443,20 @@ class Copier(Transactional):
                 self._consumer.seek(TopicPartition(EVENTS, number, offset))
         self._moved = KEYS
 
-    def _on_rebalance(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        """Keep the member and its generation.
+
+        The call holds Python's lock while it waits for librdkafka's own thread. That one can wait for good, since two
+        threads of librdkafka 2.16 take the locks of its topics and its partitions in different orders; then this whole
+        process would.
+        """
+        self._member = consumer.consumer_group_metadata()
+        self._forget()
+
+    def _on_revoke(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         """Drop what was polled under the previous assignment: the next owner starts at the committed offset."""
         self._moved = KEYS
         self._polls.clear()
