@@ -15,10 +15,10 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks import kafka, librdkafka
+from benchmarks import java_tools, kafka, librdkafka
 from benchmarks.comparison import Durability, Goal, in_turns, judged, ratios, spread
 from benchmarks.figures import Line, Table, row
-from benchmarks.memory import resident_mb
+from benchmarks.memory import family, proportional_mb
 from benchmarks.peers import OURS, Peer, touch_memory
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
@@ -32,6 +32,11 @@ REPLICAS = 3
 MANY_PARTITIONS = 2_000
 CATCH_UP_RECORDS = 200_000
 RECORD_BYTES = 1000
+CLIENTS: Mapping[str, Callable[[Peer, str, int, int], tuple[float]]] = {
+    "librdkafka": librdkafka.produce,
+    "Java": java_tools.produce,
+}
+"""Functions that return the records per second of a peer, a topic, bytes and a count."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,11 @@ def list_of(value: object) -> list[object]:
 # One value for each run
 
 
-def produced(trio: Trio, number: int, *, size_bytes: int, count: int, durability: Durability) -> float:
-    """Records per second with acks=all, by librdkafka."""
+def produced(trio: Trio, number: int, *, client: str, size_bytes: int, count: int, durability: Durability) -> float:
+    """Records per second with acks=all."""
     config = trio.synced if durability is Durability.SYNCED else {}
-    with trio.topic(f"produce-{size_bytes}-{durability.name.lower()}-{number + 1}", config) as topic:
-        return librdkafka.produce(trio.peer, topic, size_bytes, count)[0]
+    with trio.topic(f"{client}-{size_bytes}-{durability.name.lower()}-{number + 1}".lower(), config) as topic:
+        return CLIENTS[client](trio.peer, topic, size_bytes, count)[0]
 
 
 def failed_over(trio: Trio, number: int) -> float:
@@ -175,8 +180,8 @@ def caught_up(trio: Trio, number: int) -> float:
 
 
 def memory(trio: Trio, _number: int) -> float:
-    """Resident memory of the three processes, in MB."""
-    return sum(resident_mb(broker.pid) for broker in trio.cluster.brokers.values())
+    """Memory of the three brokers in MB, with the closers of their sessions; common pages count once."""
+    return sum(proportional_mb(pid) for broker in trio.cluster.brokers.values() for pid in family(broker.pid))
 
 
 @dataclass(frozen=True)
@@ -197,20 +202,24 @@ class Work:
         return f"{self.what}, {self.durability}" if self.durability else self.what
 
 
-def produce_work(label: str, size_bytes: int, count: int, durability: Durability) -> Work:
+def produce_work(client: str, label: str, size_bytes: int, count: int, durability: Durability) -> Work:
     """Return a row of producing."""
     goal = Goal(0.8, 1.5) if durability is Durability.SYNCED else Goal(0.5, 1.0)
-    measure = partial(produced, size_bytes=size_bytes, count=count, durability=durability)
-    what = f"produce, acks=all, librdkafka, {label}"
+    measure = partial(produced, client=client, size_bytes=size_bytes, count=count, durability=durability)
+    what = f"produce, acks=all, {client}, {label}"
     return Work(what, measure, "records/s", goal, durability.value, uncounted=1)
 
 
 SYNCED, OWN_DEFAULT = Durability.SYNCED, Durability.OWN_DEFAULT
 ROWS = (
-    produce_work("1 kB", 1000, 30_000, SYNCED),
-    produce_work("100 B", 100, 100_000, SYNCED),
-    produce_work("1 kB", 1000, 50_000, OWN_DEFAULT),
-    produce_work("100 B", 100, 200_000, OWN_DEFAULT),
+    produce_work("librdkafka", "1 kB", 1000, 30_000, SYNCED),
+    produce_work("librdkafka", "100 B", 100, 100_000, SYNCED),
+    produce_work("Java", "1 kB", 1000, 30_000, SYNCED),
+    produce_work("Java", "100 B", 100, 100_000, SYNCED),
+    produce_work("librdkafka", "1 kB", 1000, 50_000, OWN_DEFAULT),
+    produce_work("librdkafka", "100 B", 100, 200_000, OWN_DEFAULT),
+    produce_work("Java", "1 kB", 1000, 50_000, OWN_DEFAULT),
+    produce_work("Java", "100 B", 100, 200_000, OWN_DEFAULT),
     Work("memory of three brokers", memory, "MB", Goal(0.14, 0.14, is_cost=True), runs=1),
     Work("catch-up of a follower", caught_up, "MB/s", None),
     Work(

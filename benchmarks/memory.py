@@ -31,6 +31,18 @@ def resident_mb(pid: int) -> float:
     return kib * 1024 / 1e6
 
 
+def proportional_mb(pid: int) -> float:
+    """Memory of a process in MB, with its share of the pages that it has in common with others (Pss)."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return kib * 1024 / 1e6
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and its children."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
 @contextmanager
 def brokers(directory: Path) -> Iterator[list[tuple[str, str, int]]]:
     """(name, bootstrap, process id) of each peer, new processes."""

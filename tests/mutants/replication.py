@@ -19,6 +19,13 @@ _AFTER_A_START = "broker/cluster/test_replicas.py::test_stored_high_watermark_ho
 _CLOSER = "broker/cluster/test_session_closer.py"
 
 MUTANTS = (
+    # A client sees a new topic without leaders on a broker that hears of them last.
+    Mutant(
+        "broker/cluster/view.py",
+        "return bool(self.changes) and all(",
+        "return bool(self.changes) or all(",
+        "broker/cluster/test_control_requests.py::test_clients_wait_shortly_for_new_leaders",
+    ),
     # A follower that has caught up while another one joins waits until it fetches again.
     Mutant(
         _REPLICATION,

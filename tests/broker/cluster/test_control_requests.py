@@ -8,6 +8,7 @@ import pytest
 
 from onceflow.broker.cluster import nodes, view
 from onceflow.broker.cluster.watch import Watch
+from onceflow.log.checkpoint import encode_uuid
 from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
@@ -235,3 +236,41 @@ def test_clients_wait_shortly_for_a_controller(
         for _ in range(2):
             described = client.ask(apis.METADATA, 7, topics=[], allow_auto_topic_creation=False)
             assert (described.controller_id, described.brokers) == (view.NO_BROKER, ())
+
+
+def name_brokers(controller: RawClient, controller_id: int, *topic_states: dict[str, Any]) -> None:
+    """Send UpdateMetadata with broker 1, as the controller."""
+    endpoint = {"host": "127.0.0.1", "port": 1234, "listener": "PLAINTEXT", "security_protocol": 0}
+    named = {"controller_id": controller_id, "controller_epoch": 7, "broker_epoch": UNKNOWN_EPOCH}
+    live = [{"id": 1, "endpoints": [endpoint], "rack": None}]
+    response = controller.ask(apis.UPDATE_METADATA, 8, **named, topic_states=list(topic_states), live_brokers=live)
+    assert response.error_code == ErrorCode.none
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_clients_wait_shortly_for_new_leaders(
+    new_broker: Callable[..., Broker], stranger: int, tree: Tree, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    """The broker has read a new topic in ZooKeeper; the controller has not named its leader there yet."""
+    monkeypatch.setattr(view, "TOPICS_DESCRIBED_WITHIN_S", 60 if is_named else 0.01)
+    wanted = UUID(int=7)
+    node = {"version": 3, "partitions": {"0": [1]}, "topic_id": encode_uuid(wanted)}
+    with (
+        new_broker() as broker,
+        connected(broker.bootstrap_servers) as asking,
+        connected(broker.bootstrap_servers) as controller,
+    ):
+        name_brokers(controller, stranger)
+        tree.write_json(f"/brokers/topics/{TOPIC}", node)
+        assert error_of(lead(controller, wanted, controller_epoch=7)) == ErrorCode.none
+        asking.send(apis.METADATA, 7, topics=[{"name": TOPIC}], allow_auto_topic_creation=False)
+        if is_named:
+            others = controller.ask(apis.METADATA, 7, topics=[], allow_auto_topic_creation=False)
+            assert others.topics == ()
+            state = {"partition_index": 0, "controller_epoch": 7, "leader": 1, "leader_epoch": 0, "isr": [1]}
+            state |= {"zk_version": 0, "replicas": [1], "offline_replicas": []}
+            topic = {"topic_name": TOPIC, "topic_id": wanted, "partition_states": [state]}
+            name_brokers(controller, stranger, topic)
+        ((partition,),) = [topic.partitions for topic in asking.receive(apis.METADATA, 7).topics]
+    expected = (ErrorCode.none, 1) if is_named else (ErrorCode.leader_not_available, -1)
+    assert (partition.error_code, partition.leader_id) == expected

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from onceflow.broker.cluster.decision import SECURITY_PROTOCOL_IDS
@@ -13,7 +14,18 @@ from onceflow.wire.inter_broker import LEADER_DURING_DELETE, UpdateMetadataParti
 NO_BROKER = -1
 DESCRIBED_WITHIN_S = 10.0
 """Maximum wait of a client for the first UpdateMetadata; clients wait 30 s or more for a response."""
+TOPICS_DESCRIBED_WITHIN_S = 1.0
+"""Maximum wait of a client for the leaders of a new topic; librdkafka asks again after this time."""
 _PROTOCOLS = {number: protocol for protocol, number in SECURITY_PROTOCOL_IDS.items()}
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """A client that waits until topics are described."""
+
+    topics: Mapping[str, int]
+    described: Callable[[], None]
+    timer: asyncio.TimerHandle | None = None
 
 
 class ClusterView:
@@ -28,24 +40,32 @@ class ClusterView:
         self._states: dict[str, dict[int, UpdateMetadataPartition]] = {}
         self.changes = 0
         """Number of UpdateMetadata so far."""
-        self._waiting: list[Callable[[], None]] = []
+        self._waits: dict[_Wait, None] = {}
 
-    def when_described(self, described: Callable[[], None]) -> None:
-        """Call `described` after the first UpdateMetadata, or after DESCRIBED_WITHIN_S without one.
+    def when_described(self, topics: Mapping[str, int], described: Callable[[], None]) -> None:
+        """Call `described` once the controller has named the brokers, and the leaders of these topics, given with the
+        number of their partitions; or after DESCRIBED_WITHIN_S without brokers, TOPICS_DESCRIBED_WITHIN_S without
+        leaders.
 
-        A client must not see a cluster without brokers: librdkafka 2.16 never asks again.
+        A client must not see a cluster without brokers: librdkafka 2.16 never asks again. It would see a new topic
+        without leaders on a broker that hears of it last.
         """
-        if self.changes:
+        if self._describes(topics):
             described()
             return
-        if not self._waiting:
-            asyncio.get_running_loop().call_later(DESCRIBED_WITHIN_S, self._end_waits)
-        self._waiting.append(described)
+        loop, within_s = asyncio.get_running_loop(), TOPICS_DESCRIBED_WITHIN_S if self.changes else DESCRIBED_WITHIN_S
+        wait = _Wait(topics, described)
+        wait.timer = loop.call_later(within_s, self._end_wait, wait)
+        self._waits[wait] = None
 
-    def _end_waits(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for described in waiting:
-            described()
+    def _describes(self, topics: Mapping[str, int]) -> bool:
+        return bool(self.changes) and all(len(self._states.get(name, ())) >= count for name, count in topics.items())
+
+    def _end_wait(self, wait: "_Wait") -> None:
+        del self._waits[wait]
+        assert wait.timer is not None
+        wait.timer.cancel()
+        wait.described()
 
     def apply(self, request: UpdateMetadataRequest) -> list[str]:
         """Follow the controller; return the names of topics that are being deleted."""
@@ -63,7 +83,8 @@ class ClusterView:
                     states[state.partition_index] = state
             if not states:
                 del self._states[topic.topic_name]
-        self._end_waits()
+        for wait in [wait for wait in self._waits if self._describes(wait.topics)]:
+            self._end_wait(wait)
         return list(deleted)
 
     def state(self, topic: str, index: int) -> UpdateMetadataPartition | None:

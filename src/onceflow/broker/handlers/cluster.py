@@ -71,7 +71,7 @@ def handle_describe_cluster(node: Node, request: Request) -> None:
     if node.cluster is None:
         respond()
     else:
-        node.cluster.view.when_described(respond)
+        node.cluster.view.when_described({}, respond)
 
 
 def _brokers(node: Node, endpoint: Endpoint) -> list[dict[str, Any]]:

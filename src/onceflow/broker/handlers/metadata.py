@@ -6,6 +6,7 @@ built in slices, with a bounded number of topics and partitions in each turn of 
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -66,7 +67,8 @@ def handle_metadata(node: Node, request: Request) -> None:
     """Serve one Metadata request; create missing topics if the request and the configuration allow it.
 
     The response waits until the topics in it are durable. It is sent even if that failed: a client that cannot see the
-    topics cannot use them either. In a cluster it waits until the controller has named the brokers.
+    topics cannot use them either. In a cluster it waits until the controller has named the brokers, and for a moment
+    until it has named the leaders of the requested topics.
     """
     body = request.decode()
     access = node.access(request)
@@ -78,7 +80,9 @@ def handle_metadata(node: Node, request: Request) -> None:
         if node.cluster is None:
             _respond(node, request, body, topics, access)
         else:
-            node.cluster.view.when_described(lambda: _respond(node, request, body, topics, access))
+            named = {topic.name: topic.partition_count for topic in topics if isinstance(topic, Topic)}
+            described = partial(_respond, node, request, body, topics, access)
+            node.cluster.view.when_described(named if body.topics else {}, described)
 
     def created(results: list[Created]) -> None:
         # A name that "exists already" but is not listed belongs to a topic in deletion: it is unknown.
