@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onceflow.client.cluster import Cluster
 from tests.histories.broker_with_clock import SkewedBroker
@@ -44,6 +44,7 @@ JUMPS_MS = (1_000, 60_000, 3_600_000)
 """Maximum jump: after days the broker would forget idempotent producers and offsets."""
 FIGURES = "figures.json"
 COPIED_WITHIN_S = 300.0
+ENDS_WITHIN_S = 60.0
 WRITERS = (Sender, Sender, Mixer, Mixer)
 READERS = (Reader, Reader)
 COPIERS = (Copier, Copier)
@@ -176,11 +177,24 @@ def _ends(bootstrap: str) -> dict[str, int]:
     ends = {}
     for topic, count in PARTITIONS.items():
         for number in range(count):
-            marks = consumer.get_watermark_offsets(TopicPartition(topic, number), 30)
-            assert marks is not None
-            ends[key_of(topic, number)] = marks[1]
+            ends[key_of(topic, number)] = _end(consumer, TopicPartition(topic, number))
     consumer.close()
     return ends
+
+
+def _end(consumer: Consumer, partition: TopicPartition) -> int:
+    """Return the end of a partition, which may just get another leader. Raises KafkaException."""
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while True:
+        try:
+            marks = consumer.get_watermark_offsets(partition, 30)
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            assert marks is not None
+            return marks[1]
 
 
 def _figures(work: Run, workers: list[Worker]) -> Counter[str]:

@@ -19,6 +19,13 @@ _AFTER_A_START = "broker/cluster/test_replicas.py::test_stored_high_watermark_ho
 _CLOSER = "broker/cluster/test_session_closer.py"
 
 MUTANTS = (
+    # A replica that does not fetch leaves and joins at the speed of the controller.
+    Mutant(
+        _REPLICAS,
+        "                    self.followers[broker_id].end_offset = UNKNOWN_OFFSET",
+        "                    pass",
+        "broker/cluster/test_replicas.py::test_a_removed_replica_joins_after_fetching",
+    ),
     # A client sees a new topic without leaders on a broker that hears of them last.
     Mutant(
         "broker/cluster/view.py",

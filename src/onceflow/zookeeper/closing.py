@@ -35,7 +35,8 @@ def _close(settings: str, key: str) -> None:
     import json
     import logging
 
-    from onceflow.zookeeper.kazoo_session import ZooKeeper, ZooKeeperUnavailable
+    from onceflow.errors import OnceflowError
+    from onceflow.zookeeper.kazoo_session import ZooKeeper
     from onceflow.zookeeper.security import ZooKeeperSecurity
     from onceflow.zookeeper.session import SessionKey
 
@@ -43,12 +44,13 @@ def _close(settings: str, key: str) -> None:
     logger = logging.getLogger(__name__)
     logger.setLevel(logging.INFO)
     named = json.loads(settings)
-    security = ZooKeeperSecurity(**named.pop("security"))
     session_id, password = key.split()
-    session = ZooKeeper(**named, security=security, continued=SessionKey(int(session_id, 16), bytes.fromhex(password)))
+    continued = SessionKey(int(session_id, 16), bytes.fromhex(password))
     try:
+        security = ZooKeeperSecurity(**named.pop("security"))
+        session = ZooKeeper(**named, security=security, continued=continued)
         session.open()
-    except ZooKeeperUnavailable as error:
+    except OnceflowError as error:
         logger.warning("the session of a broker that died ends by its timeout: %s", error)
         return
     session.close()

@@ -269,10 +269,11 @@ class ZooKeeper:
 
     def close(self) -> None:
         """End the session, which deletes its ephemeral nodes, and fail the call that waits in another thread."""
+        can_end = self.is_connected
         self._client.remove_listener(self._on_state)
         self._client.stop()
         self._client.close()
-        if self.on_session is not None:
+        if can_end and self.on_session is not None:
             self.on_session(None)
 
 

@@ -38,16 +38,19 @@ class SessionCloser:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process. Raises OSError."""
+        """Start the process; a warning says why it cannot be started."""
         # In a group of its own: it must outlive the signals to this one. The settings may have a password, so they go
         # through the pipe.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format(path=sys.path, module=closing.__name__)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM.format(path=sys.path, module=closing.__name__)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            logger.warning("no closer of the session with ZooKeeper: %s; after a crash it has to expire", error)
         self._tell(json.dumps(self._settings))
 
     def follow(self, key: SessionKey | None) -> None:
@@ -60,7 +63,7 @@ class SessionCloser:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode() + b"\n")
-        except BrokenPipeError:
+        except OSError:
             logger.warning("the closer of the session with ZooKeeper has died: after a crash the session has to expire")
             self._process.stdin.close()
             self._process.wait()

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from onceflow.broker.cluster import replication as cluster_replication
-from onceflow.broker.cluster.fetcher import Backoff
+from onceflow.broker.cluster.fetcher import Backoff, Fetcher, FetchLimits
 from onceflow.broker.cluster.replicas import UNKNOWN_OFFSET, Follower, Lag, LeaderState
 from onceflow.broker.cluster.replication import Altered, Committed, IsrRequest, Led, Replication
 from onceflow.broker.loop.deferred import DeferredCalls
@@ -39,9 +39,15 @@ def leader(isr: tuple[int, ...] = (1, 2, 3), *, start: int = 10) -> LeaderState:
 
 
 def wanted(
-    state: LeaderState, now_ms: float, *, end: int = 10, high_watermark: int = 10, dead: int = 0
+    state: LeaderState,
+    now_ms: float,
+    *,
+    end: int = 10,
+    high_watermark: int = 10,
+    dead: int = 0,
+    removes: bool = True,
 ) -> list[int] | None:
-    isr = state.want(end, high_watermark, now_ms, lambda broker_id: broker_id != dead)
+    isr = state.want(end, high_watermark, now_ms, lambda broker_id: broker_id != dead, removes=removes)
     return None if isr is None else sorted(isr)
 
 
@@ -92,6 +98,25 @@ def test_slow_replicas_leave_the_set() -> None:
     assert state.maximal_isr == {1, 2, 3}
     state.altered((1, 3), 5, 1)
     assert (state.isr, state.maximal_isr, state.partition_epoch) == ({1, 3}, {1, 3}, 1)
+
+
+def test_a_removed_replica_joins_after_fetching() -> None:
+    """It has what the high watermark needs, which stands still below min.insync.replicas; but it does not fetch."""
+    state = leader((1, 2), start=5)
+    state.fetched(2, 8, 8, 0)
+    assert wanted(state, 1001, high_watermark=8) == [1]
+    state.altered([1], state.leader_epoch, 1)
+    assert wanted(state, 1002, high_watermark=8) is None
+    state.fetched(2, 9, 10, 1003)
+    assert wanted(state, 1003, high_watermark=8, removes=False) == [1, 2]
+
+
+def test_fetches_remove_no_replica() -> None:
+    """A replica that catches up in small steps would leave and join with each fetch."""
+    state = leader((1, 2))
+    state.fetched(2, 8, 8, 0)
+    assert wanted(state, 1001, removes=False) is None
+    assert wanted(state, 1001) == [1]
 
 
 def test_replica_that_lacks_too_much_leaves() -> None:
@@ -289,3 +314,39 @@ def test_delays_of_a_fetcher_grow() -> None:
     backoff.reset()
     assert backoff.next_seconds() == 0.05
     assert [Backoff(0).next_seconds(), Backoff(20).next_seconds()] == [0, 0.02]
+
+
+def test_failures_after_responses_slow_a_fetcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk stops it when it has what it asked for."""
+    delays: list[float] = []
+    next_seconds = Backoff.next_seconds
+
+    def recorded(backoff: Backoff) -> float:
+        delays.append(next_seconds(backoff))
+        return 0
+
+    async def fail(_starts: object) -> None:
+        raise OSError("disk full")
+
+    async def respond(_fetcher: Fetcher, _asked: object) -> Any:
+        fetched = {"topic": "t", "partition": 0, "error_code": 0, "diverging_epoch": None, "records": b""}
+        return SimpleNamespace(partitions=[SimpleNamespace(**fetched, high_watermark=0, log_start_offset=3)])
+
+    async def run() -> None:
+        fetchers: Any = SimpleNamespace(limits=FetchLimits(backoff_ms=300), broker_id=1, is_current=lambda _: True)
+        fetchers.connect, fetchers.address_of, fetchers.advance_start = None, lambda _broker: None, fail
+        log = SimpleNamespace(high_watermark=5, log_start_offset=0, durability=SimpleNamespace(stored_offset=10))
+        log.advance_high_watermark = lambda _offset: None
+        partition = SimpleNamespace(watchers={})
+        following: Any = SimpleNamespace(place=("t", 0), retry_at=0.0, is_stored=True, log=log, partition=partition)
+        following.leader_epoch, following.backoff = 1, Backoff(300)
+        fetcher = Fetcher(fetchers, 2)
+        fetcher.add(following)
+        for _turn in range(100):
+            await asyncio.sleep(0)
+        fetcher.close()
+
+    monkeypatch.setattr(Backoff, "next_seconds", recorded)
+    monkeypatch.setattr(Fetcher, "_fetch", respond)
+    asyncio.run(run())
+    assert delays[:5] == [0.05, 0.1, 0.2, 0.3, 0.3]

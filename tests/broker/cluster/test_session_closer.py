@@ -97,3 +97,13 @@ def test_a_dead_closer_is_reported(broker: BrokerProcess, tree: Tree, link: Link
     tree.await_that(lambda: "the closer of the session with ZooKeeper has died" in broker.log_path.read_text())
     assert broker.stop() == 0
     assert not tree.exists("/brokers/ids/1")
+
+
+def test_a_stop_without_zookeeper_is_completed(broker: BrokerProcess, tree: Tree, link: Link) -> None:
+    closer = closer_of(broker.pid)
+    link.cut()
+    assert broker.stop() == 0
+    assert tree.exists("/brokers/ids/1")
+    link.open()
+    tree.await_that(lambda: not tree.exists("/brokers/ids/1"))
+    await_end(tree, closer)

@@ -42,6 +42,8 @@ class Served:
         self.frame_ends: list[bytes] = []
         self.replies: list[Reply] = []
         self.is_silent = False
+        self.work_ms = 0
+        """Time that each request takes, on the server's clock."""
         self.decode_turns = 0
         self.clients: list[socket.socket] = []
 
@@ -49,6 +51,7 @@ class Served:
         self.frames.append(bytes(frame[:16]))
         self.frame_ends.append(bytes(frame[-8:]))
         self.replies.append(reply)
+        self.clock.advance_ms(self.work_ms)
         if not self.is_silent:
             reply.send([struct.pack(">i", 4) + bytes(frame[:4])])
 
@@ -898,3 +901,32 @@ def test_a_stop_drains_the_socket() -> None:
         assert await receive(client, 60_000) == bytes(60_000)
 
     served(scenario)
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_slow_requests_of_one_client_take_turns(is_parked: bool) -> None:
+    """However many are in its buffer, others are served after each, also where they waited behind a parked one."""
+    per_turn: list[int] = []
+
+    async def scenario(server: Served) -> None:
+        async def count() -> None:
+            while True:
+                before = len(server.frames)
+                await asyncio.sleep(0)
+                per_turn.append(len(server.frames) - before)
+
+        client = await server.connect()
+        server.is_silent = is_parked
+        await send(client, frame(apis.JOIN_GROUP) if is_parked else frame(apis.METADATA))
+        await server.asked(1)
+        server.replies[0].is_long_wait = is_parked
+        server.is_silent, server.work_ms = False, 1
+        counting = asyncio.ensure_future(count())
+        await send(client, frame(apis.METADATA) * 50)
+        await turns(5)
+        server.replies[0].send([bytes(8)])
+        await receive(client, 51 * 8)
+        counting.cancel()
+
+    served(scenario)
+    assert max(per_turn) <= 2

@@ -318,7 +318,6 @@ class Fetcher:
             return
         asked = {following.place: following for following in due}
         response = await self._fetch(asked)
-        self._backoff.reset()
         appended: list[tuple[Following, FetchedPartition]] = []
         for fetched in response.partitions:
             following = asked.get((fetched.topic, fetched.partition))
@@ -328,6 +327,7 @@ class Fetcher:
                 appended.append((following, fetched))
         for following, fetched in appended:
             await self._end(following, fetched)
+        self._backoff.reset()
 
     async def _fetch(self, asked: Mapping[Place, Following]) -> fetch.FetchResponse:
         limits = self._all.limits

@@ -121,8 +121,15 @@ class LeaderState:
             self._follow(state.replicas, now_ms)
 
     def _adopt(self, isr: Sequence[int], partition_epoch: int) -> None:
-        """Adopt in-sync replicas. No controller changes them any more as asked for in an older state."""
+        """Adopt in-sync replicas. No controller changes them any more as asked for in an older state.
+
+        One that has left returns after its next fetch: what it had before may be enough for a high watermark that
+        stands still, but it would be removed again.
+        """
         if partition_epoch > self.partition_epoch:
+            for broker_id in self.isr.difference(isr):
+                if broker_id in self.followers:
+                    self.followers[broker_id].end_offset = UNKNOWN_OFFSET
             self.isr, self.partition_epoch, self.wanted = frozenset(isr), partition_epoch, None
 
     @property
@@ -168,11 +175,18 @@ class LeaderState:
         return offset
 
     def want(
-        self, leader_end_offset: int, high_watermark: int, now_ms: float, is_eligible: Callable[[int], bool]
+        self,
+        leader_end_offset: int,
+        high_watermark: int,
+        now_ms: float,
+        is_eligible: Callable[[int], bool],
+        *,
+        removes: bool,
     ) -> frozenset[int] | None:
         """Return the in-sync replicas to ask the controller for; None if there is nothing to change or it was asked.
 
-        `is_eligible`: whether a broker is alive.
+        `is_eligible`: whether a broker is alive. `removes`: whether replicas may leave, which Kafka's leader decides
+        from time to time, not at each fetch: one that catches up would leave and join with each.
         """
         if self.wanted is not None:
             return None
@@ -185,7 +199,7 @@ class LeaderState:
             broker_id
             for broker_id, follower in self.followers.items()
             if (
-                follower.is_caught_up(leader_end_offset, now_ms, self._lag)
+                not removes or follower.is_caught_up(leader_end_offset, now_ms, self._lag)
                 if broker_id in self.isr
                 else follower.end_offset >= reached and is_eligible(broker_id)
             )

@@ -154,15 +154,18 @@ class Led:
         self.on_stored()
         if log.high_watermark > before:
             self.partition.settle()
-        self.check()
+        self._check(removes=False)
         return True
 
     def check(self) -> None:
-        """Ask the controller for other in-sync replicas, if there should be."""
+        """Ask the controller for other in-sync replicas, if there should be; called from time to time."""
+        self._check(removes=True)
+
+    def _check(self, *, removes: bool) -> None:
         log, state, now_ms = self.partition.log, self.state, self._replication.now_ms()
         if now_ms < self._ask_from_ms:
             return
-        wanted = state.want(log.log_end_offset, log.high_watermark, now_ms, self._replication.is_alive)
+        wanted = state.want(log.log_end_offset, log.high_watermark, now_ms, self._replication.is_alive, removes=removes)
         if wanted is not None:
             logger.info("%s: in-sync replicas %s, asking for %s", self.partition, sorted(state.isr), sorted(wanted))
             self._ask(wanted)
@@ -189,7 +192,7 @@ class Led:
             self.state.altered(*response)
             if self.state.isr == wanted:
                 # Another follower may have caught up meanwhile, and wait for records now.
-                self.check()
+                self._check(removes=False)
         elif (wanted, request.partition_epoch) == (self.state.wanted, self.state.partition_epoch):
             logger.warning("%s: the controller did not change the in-sync replicas: %s", self.partition, response.name)
             if response is NOT_APPLIED:

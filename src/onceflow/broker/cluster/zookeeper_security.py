@@ -28,7 +28,7 @@ def zookeeper_session(config: BrokerConfig) -> ZooKeeper:
 
 
 def session_of_process(config: BrokerConfig) -> ZooKeeper:
-    """Prepare a session that ends as soon as this process has died. Raises InvalidZooKeeperTls, OSError."""
+    """Prepare a session that ends as soon as this process has died. Raises InvalidZooKeeperTls."""
     assert config.zookeeper_connect is not None
     session = zookeeper_session(config)
     closer = SessionCloser(

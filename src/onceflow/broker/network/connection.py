@@ -4,8 +4,9 @@ A connection owns its non-blocking socket and is called by the event loop. It re
 4 KiB and grows as a frame's bytes arrive. A handler gets its frame as a view of that buffer, valid until it returns.
 A large request is decoded over several turns of the loop before it is handled; the buffer does not change meanwhile.
 
-The cost of one connection to the others is bounded: bytes read, handled and sent in one turn of the loop, pending
-requests and unsent responses. The memory of incoming requests and of unread responses is bounded over all connections.
+The cost of one connection to the others is bounded: bytes read and sent in one turn of the loop, bytes and time of the
+requests that it handles, pending requests and unsent responses. The memory of incoming requests and of unread responses
+is bounded over all connections.
 
 A request that waits for other clients or for records (JoinGroup, SyncGroup, Fetch) *parks* its connection: later
 requests stay unparsed in the buffer and the socket until its response is ready. Kafka does so after every request: it
@@ -54,6 +55,8 @@ BUFFER_KEPT_SECONDS = 1.0
 SLOW_BYTES_PER_SECOND = 256 * 1024
 """Slower requests may be closed while others wait for memory."""
 DRAINED_BYTES_MAX = 1024 * 1024
+TURN_SECONDS = 0.0005
+"""Time in which a turn of the loop handles requests of one connection: a dozen small ones, or one."""
 
 _FETCH_KEY, _PRODUCE_KEY = apis.FETCH.to_bytes(2, "big"), apis.PRODUCE.to_bytes(2, "big")
 
@@ -190,7 +193,7 @@ class Connection(SendingHalf):
             deferred.end_turn()
 
     def _handle_frames(self) -> None:
-        handled_bytes = 0
+        handled_bytes, ends_at = 0, self._clock.monotonic() + TURN_SECONDS
         while self.is_open and self._is_reading and not self._is_parked and self._end - self._begin >= 4:
             (size_bytes,) = INT32.unpack_from(self._view, self._begin)
             frame_begin = self._begin + 4
@@ -198,7 +201,9 @@ class Connection(SendingHalf):
                 return
             if self._end - frame_begin < size_bytes:
                 break
-            if handled_bytes >= self._config.turn_request_bytes_max:
+            if handled_bytes and (
+                handled_bytes >= self._config.turn_request_bytes_max or self._clock.monotonic() >= ends_at
+            ):
                 self._handle_soon()
                 return
             if size_bytes > LARGE_REQUEST_BYTES and self._is_decoded_in_steps(frame_begin):
@@ -404,7 +409,7 @@ class Connection(SendingHalf):
                 return
             self._resume_reading()
         # Frames that arrived before the pause are in the buffer already: no event will report them.
-        self._handle_frames()
+        self._handle_soon()
 
     # The end
 

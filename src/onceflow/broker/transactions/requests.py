@@ -337,7 +337,12 @@ class Transactions(Shard):
     def tick(self) -> None:
         """Abort timed-out transactions, expire ids, and retry markers; called often."""
         now_seconds = self.coordinator.clock.monotonic()
-        for work in () if self.error_code else self._works:
+        if self.error_code:
+            # Nothing is marked any more; the outcomes were decided.
+            for completion in self._completions.values():
+                completion.respond()
+            return
+        for work in self._works:
             if now_seconds >= work.due_seconds:
                 work.due_seconds = now_seconds + work.interval_seconds
                 if work.run():
@@ -402,6 +407,7 @@ class Transactions(Shard):
                 respond(error_code)
             else:
                 completion.responses.append(lambda: respond(ErrorCode.none))
+                self._complete(transactional_id)
 
         self.when_synced(decided)
 
