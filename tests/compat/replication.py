@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceflow.testing import BrokerProcess
@@ -123,10 +123,23 @@ class ReplicatedCluster:
         self.bootstrap = ",".join(broker.bootstrap for broker in brokers.values())
 
     def create_topic(self) -> None:
+        """Create the topic, once the controller has noticed the last broker."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         topic = NewTopic(TOPIC, PARTITIONS, len(self.brokers), config={"min.insync.replicas": "2"})
-        (created,) = admin.create_topics([topic]).values()
-        created.result(60)
+        refusals: list[KafkaException] = []
+
+        def is_created() -> bool:
+            (created,) = admin.create_topics([topic]).values()
+            try:
+                created.result(60)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR:
+                    raise
+                refusals.append(error)
+                return False
+            return True
+
+        until(is_created, lambda: refusals[-1])
         self.await_replicas()
 
     def state(self, partition: int) -> Any:
