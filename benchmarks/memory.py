@@ -26,15 +26,16 @@ RECORD_BYTES = 1000
 
 def resident_mb(pid: int) -> float:
     """Resident memory of a process in MB (10^6 bytes)."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-    return kib * 1024 / 1e6
+    return _mb(Path(f"/proc/{pid}/status"), "VmRSS:")
 
 
 def proportional_mb(pid: int) -> float:
     """Memory of a process in MB, with its share of the pages that it has in common with others (Pss)."""
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return _mb(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")
+
+
+def _mb(path: Path, name: str) -> float:
+    kib = next(int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(name))
     return kib * 1024 / 1e6
 
 

@@ -110,6 +110,14 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def count_turns(server: Served, per_turn: list[int]) -> None:
+    """Append the number of requests between each two turns of the loop, until it is cancelled."""
+    while True:
+        before = len(server.frames)
+        await asyncio.sleep(0)
+        per_turn.append(len(server.frames) - before)
+
+
 async def until(condition: Callable[[], object], what: str) -> None:
     deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
     while not condition():
@@ -431,16 +439,10 @@ def test_a_connection_has_a_turns_share() -> None:
     per_turn: list[int] = []
 
     async def scenario(server: Served) -> None:
-        async def count() -> None:
-            while True:
-                before = len(server.frames)
-                await asyncio.sleep(0)
-                per_turn.append(len(server.frames) - before)
-
         client = await server.connect()
         await send(client, frame(apis.PRODUCE, 1_900_000))
         await receive(client, 8)
-        counting = asyncio.ensure_future(count())
+        counting = asyncio.ensure_future(count_turns(server, per_turn))
         await send(client, frame(apis.PRODUCE, 200_000) * 50)
         await receive(client, 50 * 8)
         counting.cancel()
@@ -909,19 +911,13 @@ def test_slow_requests_of_one_client_take_turns(is_parked: bool) -> None:
     per_turn: list[int] = []
 
     async def scenario(server: Served) -> None:
-        async def count() -> None:
-            while True:
-                before = len(server.frames)
-                await asyncio.sleep(0)
-                per_turn.append(len(server.frames) - before)
-
         client = await server.connect()
         server.is_silent = is_parked
         await send(client, frame(apis.JOIN_GROUP) if is_parked else frame(apis.METADATA))
         await server.asked(1)
         server.replies[0].is_long_wait = is_parked
         server.is_silent, server.work_ms = False, 1
-        counting = asyncio.ensure_future(count())
+        counting = asyncio.ensure_future(count_turns(server, per_turn))
         await send(client, frame(apis.METADATA) * 50)
         await turns(5)
         server.replies[0].send([bytes(8)])

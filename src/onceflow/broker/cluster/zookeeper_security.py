@@ -18,28 +18,33 @@ OPEN = "/consumers"
 
 def zookeeper_session(config: BrokerConfig) -> ZooKeeper:
     """Prepare the session that the settings `zookeeper.*` name. Raises InvalidZooKeeperTls."""
-    assert config.zookeeper_connect is not None
-    return ZooKeeper(
-        config.zookeeper_connect,
-        session_timeout_ms=config.zookeeper_session_timeout_ms,
-        connection_timeout_ms=config.zookeeper_connection_timeout_ms,
-        security=_security(config),
-    )
+    return _session(config, _security(config))
 
 
 def session_of_process(config: BrokerConfig) -> ZooKeeper:
     """Prepare a session that ends as soon as this process has died. Raises InvalidZooKeeperTls."""
     assert config.zookeeper_connect is not None
-    session = zookeeper_session(config)
+    security = _security(config)
     closer = SessionCloser(
         config.zookeeper_connect,
         session_timeout_ms=config.zookeeper_session_timeout_ms,
         connection_timeout_ms=config.zookeeper_connection_timeout_ms,
-        security=_security(config),
+        security=security,
     )
     closer.start()
+    session = _session(config, security)
     session.on_session = closer.follow
     return session
+
+
+def _session(config: BrokerConfig, security: "_BrokerSecurity") -> ZooKeeper:
+    assert config.zookeeper_connect is not None
+    return ZooKeeper(
+        config.zookeeper_connect,
+        session_timeout_ms=config.zookeeper_session_timeout_ms,
+        connection_timeout_ms=config.zookeeper_connection_timeout_ms,
+        security=security,
+    )
 
 
 def _security(config: BrokerConfig) -> "_BrokerSecurity":

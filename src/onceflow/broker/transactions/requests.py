@@ -289,8 +289,10 @@ class Transactions(Shard):
         self._complete(transactional_id)
 
     def _complete(self, transactional_id: str) -> None:
-        """Write the missing markers; respond even if one cannot be written, since the outcome is decided."""
+        """Write the missing markers if the outcome is decided; respond even if one cannot be written."""
         transaction, completion = self.coordinator.transactions[transactional_id], self._completions[transactional_id]
+        if not completion.is_decided:
+            return
         due = sorted(completion.unmarked - completion.being_marked)
         completion.being_marked.update(due)
         if not completion.being_marked:
