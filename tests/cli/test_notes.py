@@ -33,6 +33,11 @@ def test_quiet_leaves_out_notes() -> None:
     assert (shown.stdout, shown.stderr) == ("a result\n", "")
 
 
+@pytest.fixture(autouse=True)
+def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
 class Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
