@@ -248,10 +248,28 @@ def test_failed_batch_is_measured_again(
 
 
 @pytest.mark.parametrize(
-    ("chunks", "parallelism", "tasks"), [(1, 2, 1), (5, 2, 2), (80, 2, 2), (81, 2, 3), (5, 8, 5), (500, 8, 13)]
+    ("chunks", "parallelism", "tasks"), [(1, 2, 1), (5, 2, 2), (200, 2, 2), (201, 2, 3), (5, 8, 5), (1_300, 8, 13)]
 )
 def test_tasks_write_several_chunks(chunks: int, parallelism: int, tasks: int) -> None:
     assert redis_chunks.task_count(chunks, parallelism) == tasks
+
+
+@pytest.mark.parametrize(
+    ("rows", "kibibytes", "chunks"),
+    [
+        (0, 0, 1),
+        (250, 256, 1),
+        (251, 0, 2),
+        (0, 257, 2),
+        (100_000, 0, 400),
+        (100_001, 0, 400),
+        (0, 400 * 1024, 400),
+        (400_001, 0, 401),
+        (0, 401 * 1024, 401),
+    ],
+)
+def test_chunks_are_short_up_to_a_number(rows: int, kibibytes: int, chunks: int) -> None:
+    assert redis_chunks.chunks_for(rows, kibibytes * 1024) == chunks
 
 
 @pytest.mark.usefixtures("spark")

@@ -30,7 +30,9 @@ from onceflow.spark.redis.scripts import Keys
 ROWS_PER_CHUNK = 1_000
 """Redis serves no other client during a script."""
 BYTES_PER_CHUNK = 1024 * 1024
-CHUNKS_PER_TASK_MAX = 40
+SHORT_CHUNKS_MAX = 400
+"""Number of chunks up to which each has a quarter of that size. The marker has a field for each."""
+CHUNKS_PER_TASK_MAX = 100
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
 TIMES = "times"
@@ -88,7 +90,8 @@ def _is_in(targets: Sequence[str]) -> Column:
 
 def chunks_for(row_count: int, size_bytes: int) -> int:
     """Return the number of chunks for this many rows and bytes, at least one."""
-    return max(1, math.ceil(row_count / ROWS_PER_CHUNK), math.ceil(size_bytes / BYTES_PER_CHUNK))
+    full = max(row_count / ROWS_PER_CHUNK, size_bytes / BYTES_PER_CHUNK)
+    return max(1, math.ceil(full), min(math.ceil(4 * full), SHORT_CHUNKS_MAX))
 
 
 def task_count(chunks: int, parallelism: int) -> int:
