@@ -120,7 +120,7 @@ class Counts:
 
 def verify(
     bootstrap: str,
-    topic: str,
+    topic: str | None,
     redis_url: str,
     hash_key: str,
     security: Security = PLAINTEXT,
@@ -129,17 +129,13 @@ def verify(
 ) -> Verdict:
     """Recount and compare. `on_progress` takes the number of events read, and the number of offsets to read.
 
-    Raises `VerifyInconclusive` with the reason if that is impossible.
+    Without `topic`, the marker's is read. Raises `VerifyInconclusive` with the reason if that is impossible.
     """
     keys = Keys(hash_key)
     counts = read_counts(redis_url, keys)
     marker = counts.marker
-    ends = marker.offsets.get(topic, {})
-    if not ends:
-        known = ", ".join(marker.offsets) or "none, no batch is complete yet"
-        raise VerifyInconclusive(
-            f"the marker {keys.marker} has no topic '{topic}' (it has {known}): {Remedy.NAME_COUNTED_TOPIC}"
-        )
+    topic = _counted_topic(marker, keys, topic)
+    ends = marker.offsets[topic]
     key_field, value_field = _plan(marker, keys)
     begins = _begins(marker, topic)
     plan = json.loads(marker.plan)
@@ -171,6 +167,19 @@ def verify(
             f"than the window apart; first difference: {differences[0]}"
         )
     return Verdict(topic, hash_key, marker, recount, differences, not_yet_counted)
+
+
+def _counted_topic(marker: MarkerView, keys: Keys, topic: str | None) -> str:
+    """Return the topic to recount: `topic`, else the marker's."""
+    counted = {name for name, ends in marker.offsets.items() if ends}
+    if not counted:
+        raise VerifyInconclusive(f"the marker {keys.marker} has no offsets: no events are counted yet")
+    if topic is not None and topic not in counted:
+        raise VerifyInconclusive(
+            f"the marker {keys.marker} has no topic '{topic}' (it has {', '.join(sorted(counted))}): "
+            f"{Remedy.NAME_COUNTED_TOPIC}"
+        )
+    return topic or min(counted)
 
 
 def _plan(marker: MarkerView, keys: Keys) -> tuple[str, str | None]:

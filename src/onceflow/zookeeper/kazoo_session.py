@@ -63,6 +63,27 @@ class ZooKeeperRefused(OnceflowError):
     """ZooKeeper refuses a request for a reason that a repetition does not change."""
 
 
+class _Unrepeated(logging.Filter):
+    """Drops messages of kazoo's attempts to connect that equal earlier ones, until there is a connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to keep the message. One for each request, below INFO, is kept, and not remembered."""
+        if record.levelno < logging.INFO:
+            return True
+        message = record.getMessage()
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
+
+    def forget(self) -> None:
+        """Let all messages through again, once."""
+        self._seen.clear()
+
+
 class Security(Protocol):
     """TLS, authentication and ACLs of a session."""
 
@@ -97,8 +118,13 @@ class ZooKeeper:
         self._connection_seconds = connection_timeout_ms / 1000
         self._security = security
         settings: dict[str, Any] = {} if security is None else security.client_settings
+        self._unrepeated = _Unrepeated()
+        # Of this session alone: loggers by name are shared, and are never removed.
+        kazoo_logger = logging.Logger(f"{__name__}.kazoo")
+        kazoo_logger.parent = logger
+        kazoo_logger.addFilter(self._unrepeated)
         self._client: Any = KazooClient(
-            hosts=hosts, timeout=self._session_seconds, client_id=continued, logger=logger, **settings
+            hosts=hosts, timeout=self._session_seconds, client_id=continued, logger=kazoo_logger, **settings
         )
         self._client.add_listener(self._on_state)
         self.on_new_session: Callable[[], None] | None = None
@@ -140,8 +166,10 @@ class ZooKeeper:
         return self._session_seconds
 
     def _on_state(self, state: str) -> None:
-        if state == KazooState.CONNECTED and self.on_session is not None:
-            self.on_session(SessionKey(*self._client.client_id))
+        if state == KazooState.CONNECTED:
+            self._unrepeated.forget()
+            if self.on_session is not None:
+                self.on_session(SessionKey(*self._client.client_id))
         if state == KazooState.SUSPENDED:
             logger.warning("ZooKeeper %s: the connection is lost; reconnecting", self._connect)
         elif state == KazooState.LOST:

@@ -1,5 +1,6 @@
 """Registration of a broker in ZooKeeper: taken ids, lost connections, expired sessions, another controller."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -107,6 +108,29 @@ def test_start_without_zookeeper_is_refused(new_broker: NewBroker, tree: Tree, l
     link.open()
     with new_broker(**settings | {"zookeeper_connection_timeout_ms": 10_000}) as broker:
         broker.create_topic("visits")
+
+
+def test_attempts_to_connect_are_logged_once(tree: Tree, link: Link, caplog: pytest.LogCaptureFixture) -> None:
+    """kazoo tries again after 0.1 s and longer; its lines about one attempt would fill the log."""
+    caplog.set_level("INFO")
+
+    def refused() -> int:
+        return sum("Connection refused" in record.getMessage() for record in caplog.records)
+
+    session = ZooKeeper(through(link, tree), session_timeout_ms=10_000, connection_timeout_ms=10_000)
+    attempts: list[int] = []
+    for is_start in (True, False):
+        link.cut()
+        opening = ThreadPoolExecutor(1).submit(session.open) if is_start else None
+        tree.await_that(lambda: refused() > len(attempts))
+        time.sleep(1.0)  # for further attempts
+        attempts.append(refused())
+        link.open()
+        if opening is not None:
+            opening.result()
+        tree.await_that(lambda: session.is_connected)
+    session.close()
+    assert attempts == [1, 2], "once for each lost connection"
 
 
 def test_records_are_served_while_zookeeper_is_away(new_broker: NewBroker, tree: Tree, link: Link) -> None:

@@ -16,6 +16,7 @@ from onceflow.spark.exactly_once.decision import (
     Write,
     decide,
     foreign_query,
+    other_plan,
     refusal_at_start,
 )
 from onceflow.spark.exactly_once.proof import Proof, proof_of
@@ -164,6 +165,22 @@ def test_another_plan_is_refused_at_the_start(kind: str) -> None:
         )
         refusal = refusal_at_start(make_proof(make, held), **at, plan="clicks")
         assert refusal is None or isinstance(refusal, TargetRolledBack)
+
+
+@pytest.mark.parametrize(
+    ("former", "present", "shown"),
+    [
+        ('{"gap_ms": 1, "zone": "UTC"}', '{"gap_ms": 2, "zone": "UTC"}', ('{"gap_ms": 1}', '{"gap_ms": 2}')),
+        ('{"gap_ms": null}', '{"ids": [3]}', ('{"gap_ms": null}', '{"ids": [3]}')),
+        ('{"zone": "UTC"}', "{}", ('{"zone": "UTC"}', "{}")),
+        ("1", '{"gap_ms": 1}', ("'1'", "'{\"gap_ms\": 1}'")),
+    ],
+)
+def test_members_of_plans_that_differ(former: str, present: str, shown: tuple[str, str]) -> None:
+    proof = of_users(batch(7, plan=former))
+    refusal = other_plan(proof, present, wording(NAME))
+    assert refusal is not None
+    assert f" is of plan {shown[0]} and this job is {shown[1]}: " in refusal.reason
 
 
 def test_proof_with_an_unused_checkpoint() -> None:

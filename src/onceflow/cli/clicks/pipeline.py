@@ -238,12 +238,12 @@ def checkpoint_of(topic: str, hash_key: str) -> Path:
 
 @click.command()
 @bootstrap_option
-@click.option("--topic", default="user_events", show_default=True, help="Topic that was counted.")
+@click.option("--topic", help="Topic that was counted.  [default: the counts' own]")
 @redis_options
 @click.option("--record", is_flag=True, help="Record the result in Redis; the dashboard shows the last one.")
 @quiet_option
 @json_option
-def verify(bootstrap: str, topic: str, redis_url: str, hash_key: str, record: bool, as_json: bool) -> None:
+def verify(bootstrap: str, topic: str | None, redis_url: str, hash_key: str, record: bool, as_json: bool) -> None:
     """Recount the log and compare every field with Redis, also while the stream is running.
 
     It recounts exactly the offsets that the pipeline has recorded as counted, with separate code. Later events are

@@ -10,6 +10,7 @@
 | anything else | the query stops, with a message that has both values and the remedy |
 """
 
+import json
 from dataclasses import dataclass
 
 from onceflow.remedies import Remedy
@@ -136,10 +137,23 @@ def other_plan(proof: Proof, plan: str, wording: Wording) -> Refuse | None:
     """Return the refusal of a proof of another plan; None if it has this plan."""
     if proof.plan == plan:
         return None
+    former, present = _where_they_differ(proof.plan, plan)
     return Refuse(
-        f"{wording.marker} is of plan {proof.plan!r} and this job is {plan!r}: {Remedy.FORMER_OPTIONS}, or "
-        f"{wording.remedy}"
+        f"{wording.marker} is of plan {former} and this job is {present}: {Remedy.FORMER_OPTIONS}, or {wording.remedy}"
     )
+
+
+def _where_they_differ(former: str, present: str) -> tuple[str, str]:
+    """Return two plans as in a message: of JSON objects, as `onceflow run` writes, only the members that differ."""
+    try:
+        one, other = json.loads(former), json.loads(present)
+    except ValueError:
+        return repr(former), repr(present)
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return repr(former), repr(present)
+    names = [name for name in {**one, **other} if (name in one, one.get(name)) != (name in other, other.get(name))]
+    shown = [json.dumps({name: plan[name] for name in names if name in plan}) for plan in (one, other)]
+    return shown[0], shown[1]
 
 
 def other_version(proof: Proof, wanted: int, wording: Wording) -> Refuse:
