@@ -43,8 +43,8 @@ MUTANTS = (
     # The session after an expired one is not closed after a crash.
     Mutant(
         "zookeeper/kazoo_session.py",
-        "if state == KazooState.CONNECTED and self.on_session is not None:",
-        "if state == KazooState.CONNECTED and self.on_session is not None and not self._is_session_lost:",
+        "            if self.on_session is not None:\n                self.on_session(",
+        "            if self.on_session is not None and not self._is_session_lost:\n                self.on_session(",
         f"{_CLOSER}::test_session_after_an_expired_one_is_closed",
     ),
     # The session of a broker that was stopped is closed once more.

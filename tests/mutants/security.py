@@ -121,6 +121,12 @@ MUTANTS = (
         "broker/network/test_request_memory.py::test_newcomers_lock_out_only_each_other",
     ),
     Mutant(
+        "broker/network/request_memory.py",
+        "return self.size_bytes + share.largest_bytes <= self._free_bytes(share.main)",
+        "return True",
+        "broker/network/test_request_memory.py::test_memory_of_one_request_does_not_stay",
+    ),
+    Mutant(
         "broker/network/request.py",
         "            self.timed(work),",
         "            work,",

@@ -76,6 +76,46 @@ def test_every_request_completes_in_any_order(seed: int) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_pipelined_requests_complete(seed: int) -> None:
+    """A connection whose buffer has a request's beginning behind another does not hold what others wait for."""
+    seeded = random.Random(seed)
+
+    async def scenario(server: Served) -> None:
+        sizes = [int(5_000 * 200 ** seeded.random()) for _ in range(600)]
+        clients = [await server.connect() for _ in range(30)]
+        sent = [b"".join(frame(apis.PRODUCE, size) for size in sizes[number::30]) for number in range(30)]
+        sending = [asyncio.ensure_future(send(*pair)) for pair in zip(clients, sent, strict=True)]
+        await server.asked(len(sizes))
+        await asyncio.gather(*sending)
+        for connection in server.listener._connections:
+            connection.shrink_if_unneeded()
+        assert server.listener._memory.used_bytes == 0
+
+    served(scenario, queued_request_bytes_max=4 * MIB)
+
+
+def test_memory_of_one_request_does_not_stay() -> None:
+    """Memory stays if the largest request still finds enough, and no other request waits."""
+
+    async def run() -> None:
+        memory = RequestMemory(4 * MIB, LARGEST_BYTES, lambda: None)
+        step, whole, side, waiting = (Reservation(memory, lambda: None) for _ in range(4))
+        assert step.grow(STEP_BYTES, 500_000)
+        assert whole.grow(1_000_000, 1_000_000)
+        assert side.grow(MIB, MIB // 2)
+        assert [step.size_bytes, whole.size_bytes, side.size_bytes] == [STEP_BYTES, 1_000_000, MIB // 2]
+        assert [step.may_stay, whole.may_stay, side.may_stay] == [False, False, False]
+        whole.free()
+        assert step.may_stay
+        assert whole.grow(MIB, MIB)
+        assert not waiting.grow(MIB, MIB)
+        whole.free()
+        assert not step.may_stay, "another waits"
+
+    asyncio.run(run())
+
+
 def test_requests_wait_in_order() -> None:
     async def run() -> None:
         memory = RequestMemory(64 * MIB // 3, 4 * MIB, lambda: None)
@@ -353,12 +393,14 @@ def test_requests_after_a_parked_one_release_memory() -> None:
         server.advance_ms(SECOND_MS)
         assert await receive(client, 8) == struct.pack(">ihh", 4, apis.PRODUCE, 0)
         assert server.replies[1].is_open, "it may stay while there is memory"
-        waiting = await server.connect()
-        await send(waiting, frame(apis.PRODUCE, 1_000_000))
+        receiving, waiting = await server.connect(), await server.connect()
+        await send(receiving, large[:-1])
+        await until(lambda: server.listener._memory.used_bytes >= 2 * len(large), "nearly all of another request")
+        await send(waiting, large)
         await server.asked(3)
         assert not server.replies[1].is_open
 
-    served(scenario, queued_request_bytes_max=3 * MIB, stop_timeout_ms=10)
+    served(scenario, queued_request_bytes_max=6 * MIB, stop_timeout_ms=10)
 
 
 def test_a_kept_buffer_is_released() -> None:

@@ -215,7 +215,7 @@ class Connection(SendingHalf):
         if self._begin == self._end and self.is_open:
             self._begin = self._end = 0
             size_bytes = len(self._view)
-            if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and self.reservation.is_contended):
+            if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and not self.reservation.may_stay):
                 self._shrink()
 
     def _is_decoded_in_steps(self, frame_begin: int) -> bool:
@@ -298,13 +298,13 @@ class Connection(SendingHalf):
             return False
         held = self._view[self._begin : self._end]
         if self._begin == 0:
-            request_bytes = max(BUFFER_BYTES_STEP, 4 + int.from_bytes(held[:4], "big"))
-            step_bytes = min(max(2 * len(held), BUFFER_BYTES_STEP), request_bytes)
+            request_bytes = 4 + int.from_bytes(held[:4], "big")
+            step_bytes = max(BUFFER_BYTES_STEP, min(2 * len(held), request_bytes))
             if not self.reservation.grow(step_bytes, request_bytes):
                 self._waits_for_memory = True
                 self._loop.remove_reader(self._socket.fileno())
                 return False
-            self._view = memoryview(bytearray(step_bytes))
+            self._view = memoryview(bytearray(min(step_bytes, self.reservation.size_bytes)))
         elif self._is_pipelined() and self.reservation.grow_if_free(BUFFER_BYTES_STEP):
             self._view = memoryview(bytearray(BUFFER_BYTES_STEP))
         self._view[: len(held)] = held

@@ -7,9 +7,10 @@ announces its size.
 
 A share has two parts.
 
-- The main part serves requests in their order. A step that is not a request's last leaves enough free for the largest
-  request of that kind. A request that cannot have a step may reserve all that it needs at once. So some request can
-  always be received to its end. A request that is alone there gets any amount.
+- The main part serves requests in their order. A step leaves enough free for the largest request of that kind. A
+  request that cannot have a step may reserve all that it needs at once, and one that is alone there any amount. Such
+  memory is for this request only, and released with it: a connection that also took bytes of a later request into it
+  could hold it and wait for more. So some request can always be received to its end.
 - The side part serves requests for which the main part has no memory and which fit into the side part whole. They are
   served in order, skipping those that do not fit, and take nothing that an earlier request waits for.
 
@@ -63,15 +64,26 @@ class Reservation:
         return self._share is not None and bool(self._share.waiting)
 
     @property
+    def may_stay(self) -> bool:
+        """Whether to keep the memory for later requests: no other waits, and enough is left for the largest request."""
+        share = self._share
+        if share is None or share.waiting or self._part is not share.main:
+            return False
+        return self.size_bytes + share.largest_bytes <= self._free_bytes(share.main)
+
+    @property
     def is_share_full(self) -> bool:
         """Whether memory of this reservation's share must be reclaimed."""
         return self._share is not None and self._share.is_full
 
     def grow(self, step_bytes: int, request_bytes: int) -> bool:
-        """Reserve a total of `step_bytes` for a request of `request_bytes`; return False if it must wait."""
+        """Reserve a total of `step_bytes`, or `request_bytes` for this request; return False if it must wait.
+
+        `size_bytes` is what is reserved. A step may be more than the request: the rest is for later ones.
+        """
         share = self._memory.newcomers if self.is_newcomers else self._memory.share_for(request_bytes)
         self._step_bytes, self.request_bytes = step_bytes, request_bytes
-        if share is self._share and step_bytes <= self.size_bytes:
+        if share is self._share and min(step_bytes, request_bytes) <= self.size_bytes:
             return True
         if not share.waiting and self.take(share, is_first=True):
             return True
@@ -103,8 +115,7 @@ class Reservation:
     def _fits_main(self, share: "_Share") -> int:
         """Return the total bytes that the main part has for the next step: the step, the whole request, or 0."""
         free_bytes = self._free_bytes(share.main)
-        is_last = self._step_bytes >= self.request_bytes
-        if self._step_bytes + (0 if is_last else share.largest_bytes) <= free_bytes:
+        if self._step_bytes + share.largest_bytes <= free_bytes:
             return self._step_bytes
         if self.request_bytes <= free_bytes or free_bytes == share.main.bytes_max:
             return self.request_bytes
