@@ -33,6 +33,7 @@ FROM_FIRST_CHANCE = 0.05
 TAIL_MAX = 500
 PAUSE_S_MAX = 0.02
 POLL_S = 0.1
+LEAVING_POLLS = 5
 RECORDS_PER_POLL = 500
 RECORD = b"%-500d"
 """Long enough that segments roll."""
@@ -239,6 +240,17 @@ def consumer_at(bootstrap: str, **config: Any) -> Consumer:
     return Consumer({**CONSUMER, "bootstrap.servers": bootstrap, **config}, logger=Quiet())
 
 
+def leave(member: Consumer) -> None:
+    """Leave the group, if the broker can be reached. The member must not be used any more.
+
+    `close` waits for good, with Python's lock, if a rebalance is still in the queue when the member has left: the
+    callback asks the group's thread of librdkafka 2.16, which has ended.
+    """
+    member.unsubscribe()
+    for _ in range(LEAVING_POLLS):
+        member.poll(POLL_S)
+
+
 def everything() -> list[TopicPartition]:
     """Return every partition from its first offset."""
     return [TopicPartition(topic, number, 0) for topic, count in PARTITIONS.items() for number in range(count)]
@@ -400,7 +412,7 @@ class Copier(Transactional):
     def open(self) -> None:
         # A member that fails leaves; one that is only abandoned keeps its partitions for the session timeout.
         if self._consumer is not None:
-            self._consumer.close()
+            leave(self._consumer)
         super().open()
         self._moved = KEYS
         self._polls: list[Poll] = []
@@ -410,7 +422,7 @@ class Copier(Transactional):
     def close(self) -> None:
         super().close()
         assert self._consumer is not None
-        self._consumer.close()
+        leave(self._consumer)
 
     def fill(self, sends: Sends, polls: list[Poll]) -> None:
         assert self._consumer is not None
