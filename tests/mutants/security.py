@@ -122,9 +122,27 @@ MUTANTS = (
     ),
     Mutant(
         "broker/network/request_memory.py",
-        "return self.size_bytes + share.largest_bytes <= self._free_bytes(share.main)",
-        "return True",
-        "broker/network/test_request_memory.py::test_memory_of_one_request_does_not_stay",
+        "self._move(share, share.main, self.request_bytes, is_for_one=True)",
+        "self._move(share, share.main, self.request_bytes)",
+        "broker/network/test_request_memory.py::test_frames_of_any_size_complete",
+    ),
+    Mutant(
+        "broker/network/incoming.py",
+        "    return 4 + max(config",
+        "    return max(config",
+        "broker/network/test_request_memory.py::test_steps_leave_enough_for_any_request",
+    ),
+    Mutant(
+        "broker/network/newcomer_connection.py",
+        "        super().admit(principal)\n        if self._is_reading:",
+        "        super().admit(principal)\n        if False:",
+        "broker/security/test_sasl.py::test_pipelined_login",
+    ),
+    Mutant(
+        "broker/network/connection.py",
+        "        if self.reservation.is_for_one:\n            end =",
+        "        if False:\n            end =",
+        "broker/network/test_request_memory.py::test_pipelined_requests_complete",
     ),
     Mutant(
         "broker/network/request.py",

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from onceflow.broker.network.connection import BUFFER_BYTES_FIRST, SLOW_BYTES_PER_SECOND
+from onceflow.broker.network.connection import BUFFER_BYTES_FIRST
 from onceflow.broker.network.request_memory import SMALL_REQUEST_BYTES_MAX, RequestMemory, Reservation
 from onceflow.wire import apis
 from tests.broker.network.test_listener import (
@@ -27,14 +27,17 @@ STEP_BYTES = 64 * 1024
 LARGEST_BYTES = 20 * MIB
 MEMORY_BYTES = 64 * MIB
 SECOND_MS = 1000
+FAST_BYTES_PER_SECOND = 3 * MIB // 25
+"""Pace at which a request of 3 MiB is whole within the time for which it may block others."""
 
 
 class Receiving:
-    """One request that grows step by step, as the buffer of a connection does."""
+    """Requests that arrive step by step, as in the buffer of a connection: behind one may be another's beginning."""
 
-    def __init__(self, memory: RequestMemory, request_bytes: int) -> None:
-        self.request_bytes = request_bytes
-        self.received_bytes = 0
+    def __init__(self, memory: RequestMemory, *request_bytes: int) -> None:
+        self._requests = list(request_bytes)
+        self._held_bytes = min(BUFFER_BYTES_FIRST, request_bytes[0])
+        self._buffer_bytes = BUFFER_BYTES_FIRST
         self.reservation = Reservation(memory, self._granted)
         self.is_waiting = False
 
@@ -42,13 +45,26 @@ class Receiving:
         self.is_waiting = False
 
     def step(self) -> bool:
-        """Receive as much again; return whether the request is whole."""
-        step_bytes = min(max(2 * self.received_bytes, STEP_BYTES), self.request_bytes)
-        if not self.reservation.grow(step_bytes, self.request_bytes):
-            self.is_waiting = True
-            return False
-        self.received_bytes = step_bytes
-        return step_bytes == self.request_bytes
+        """Receive what the buffer takes, if it can grow when it must; return whether all requests are whole."""
+        reservation, request_bytes = self.reservation, self._requests[0]
+        if reservation.is_for_one and request_bytes > reservation.size_bytes:
+            self._shrink()
+        if self._held_bytes == self._buffer_bytes:
+            step_bytes = max(STEP_BYTES, min(2 * self._held_bytes, request_bytes))
+            if not reservation.grow(step_bytes, request_bytes):
+                self.is_waiting = True
+                return False
+            self._buffer_bytes = min(step_bytes, reservation.size_bytes)
+        self._held_bytes = min(self._buffer_bytes, request_bytes if reservation.is_for_one else sum(self._requests))
+        while self._requests and self._held_bytes >= self._requests[0]:
+            self._held_bytes -= self._requests.pop(0)
+        if not self._held_bytes and not reservation.keep():
+            self._shrink()
+        return not self._requests
+
+    def _shrink(self) -> None:
+        self._buffer_bytes = BUFFER_BYTES_FIRST
+        self.reservation.free()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -95,8 +111,8 @@ def test_pipelined_requests_complete(seed: int) -> None:
     served(scenario, queued_request_bytes_max=4 * MIB)
 
 
-def test_memory_of_one_request_does_not_stay() -> None:
-    """Memory stays if the largest request still finds enough, and no other request waits."""
+def test_memory_for_one_request() -> None:
+    """Memory stays for any request if the largest still finds enough, else for requests that fit, one at a time."""
 
     async def run() -> None:
         memory = RequestMemory(4 * MIB, LARGEST_BYTES, lambda: None)
@@ -105,15 +121,53 @@ def test_memory_of_one_request_does_not_stay() -> None:
         assert whole.grow(1_000_000, 1_000_000)
         assert side.grow(MIB, MIB // 2)
         assert [step.size_bytes, whole.size_bytes, side.size_bytes] == [STEP_BYTES, 1_000_000, MIB // 2]
-        assert [step.may_stay, whole.may_stay, side.may_stay] == [False, False, False]
+        assert [step.is_for_one, whole.is_for_one, side.is_for_one] == [False, True, True]
+        assert whole.keep() and whole.is_for_one
+        assert side.keep() and side.is_for_one
         whole.free()
-        assert step.may_stay
+        assert whole.grow(400_000, 400_000)
+        assert not whole.is_for_one
+        whole.free()
         assert whole.grow(MIB, MIB)
         assert not waiting.grow(MIB, MIB)
-        whole.free()
-        assert not step.may_stay, "another waits"
+        assert whole.is_blocking and not step.is_blocking and not side.is_blocking
+        assert not step.keep(), "another waits"
+        waiting.free()
+        step.free()
+        assert whole.keep() and whole.is_for_one
+        assert not waiting.grow(900_000, 900_000)
+        small = Reservation(memory, lambda: None)
+        assert not small.grow(MIB // 4, MIB // 4)
+        assert side.is_blocking, "a quarter would fit into the side part"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_frames_of_any_size_complete(seed: int) -> None:
+    """Connections with several requests, up to the largest one, receive all of them in any order."""
+    seeded = random.Random(seed)
+
+    async def run() -> None:
+        memory = RequestMemory(24 * MIB, 4 * MIB + 4, lambda: None)
+        sizes = [[_size(seeded) for _ in range(4)] for _ in range(30)]
+        unfinished = [Receiving(memory, *request_sizes) for request_sizes in sizes]
+        while unfinished:
+            ready = [connection for connection in unfinished if not connection.is_waiting]
+            assert ready, f"{len(unfinished)} connections wait for each other"
+            receiving = seeded.choice(ready)
+            if receiving.step():
+                receiving.reservation.end()
+                unfinished.remove(receiving)
+            assert memory.used_bytes <= 24 * MIB
+            await turns(2)
+        assert memory.used_bytes == 0
+
+    asyncio.run(run())
+
+
+def _size(seeded: random.Random) -> int:
+    return seeded.choice((4 * MIB + 4, SMALL_REQUEST_BYTES_MAX, int(1_000 * 4_000 ** seeded.random())))
 
 
 def test_requests_wait_in_order() -> None:
@@ -269,7 +323,18 @@ def test_slow_requests_are_closed_while_another_waits(size_bytes: int) -> None:
         await producing
         assert share.used_bytes <= share.bytes_max
 
-    served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=4 * MIB)
+    served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=4 * MIB, group_request_bytes_max=MIB)
+
+
+@pytest.mark.parametrize("name", ["produce_request_bytes_max", "group_request_bytes_max", "other_request_bytes_max"])
+def test_steps_leave_enough_for_any_request(name: str) -> None:
+    """The size of a request has four bytes of its own."""
+
+    async def scenario(server: Served) -> None:
+        assert server.listener._memory.share_for(3 * MIB).largest_bytes == 3 * MIB + 4
+
+    smaller = dict.fromkeys(("produce_request_bytes_max", "group_request_bytes_max", "other_request_bytes_max"), MIB)
+    served(scenario, **smaller | {name: 3 * MIB})
 
 
 def test_slow_and_silent_requests_beside_small_ones() -> None:
@@ -286,13 +351,13 @@ def test_slow_and_silent_requests_beside_small_ones() -> None:
         await send(silent, request[200_000 : 2 * MIB])
         await until(lambda: memory.is_awaited, "the silent one to wait")
         for _ in range(3):
-            await produce(server, 2 * MIB - 4)
+            await produce(server, 2 * MIB - 8)
         assert memory.is_awaited
         await send(slow, request[3 * MIB :])
         await server.asked(4)
         await until(lambda: not memory.is_awaited, "the silent one to be read on")
 
-    served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=8 * MIB)
+    served(scenario, queued_request_bytes_max=24 * MIB, produce_request_bytes_max=8 * MIB, group_request_bytes_max=MIB)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -334,8 +399,8 @@ def test_fast_requests_stay_while_another_waits() -> None:
             await turns(20)
         for number in range(4):
             server.advance_ms(SECOND_MS)
-            received = 1 + number * SLOW_BYTES_PER_SECOND
-            await send(fast, request[MIB + received - 1 :][:SLOW_BYTES_PER_SECOND])
+            received = 1 + number * FAST_BYTES_PER_SECOND
+            await send(fast, request[MIB + received - 1 :][:FAST_BYTES_PER_SECOND])
             await turns(50)
         assert await stays_open(fast)
         sending.cancel()
@@ -377,8 +442,8 @@ def test_a_minimum_pace_of_0() -> None:
     served(scenario, request_bytes_per_second_min=0, request_stalled_max_ms=-1)
 
 
-def test_requests_after_a_parked_one_release_memory() -> None:
-    """A parked connection with many unparsed bytes in a large buffer holds memory but need not send anything."""
+def test_requests_behind_a_parked_one_hold_nothing() -> None:
+    """They stay in the first buffer and the socket, even if a larger buffer was kept."""
 
     async def scenario(server: Served) -> None:
         parking(server)
@@ -387,20 +452,16 @@ def test_requests_after_a_parked_one_release_memory() -> None:
         behind = frame(apis.METADATA, 30_000) * 30
         await send(client, large + frame(apis.FETCH) + behind)
         await server.asked(2)
-        (connection,) = server.listener._connections
-        assert connection.reservation.size_bytes >= 1_000_000
-        server.advance_ms(SECOND_MS)
-        server.advance_ms(SECOND_MS)
-        assert await receive(client, 8) == struct.pack(">ihh", 4, apis.PRODUCE, 0)
-        assert server.replies[1].is_open, "it may stay while there is memory"
-        receiving, waiting = await server.connect(), await server.connect()
-        await send(receiving, large[:-1])
-        await until(lambda: server.listener._memory.used_bytes >= 2 * len(large), "nearly all of another request")
+        await turns(50)
+        assert server.listener._memory.used_bytes == 0
+        waiting = await server.connect()
         await send(waiting, large)
         await server.asked(3)
-        assert not server.replies[1].is_open
+        assert await receive(client, 8) == struct.pack(">ihh", 4, apis.PRODUCE, 0)
+        server.replies[1].send([struct.pack(">ihh", 4, apis.FETCH, 0)])
+        await server.asked(33)
 
-    served(scenario, queued_request_bytes_max=6 * MIB, stop_timeout_ms=10)
+    served(scenario, queued_request_bytes_max=3 * MIB, stop_timeout_ms=10)
 
 
 def test_a_kept_buffer_is_released() -> None:

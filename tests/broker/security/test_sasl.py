@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from onceflow.broker.config import Endpoint, SecurityConfig
+from onceflow.broker.network import connection
 from onceflow.broker.security.credentials import CredentialKey, credential_of
 from onceflow.broker.security.principal import KafkaPrincipal
 from onceflow.broker.topics.records import UserScramRecord
@@ -81,6 +82,28 @@ def broker(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> It
 # Clients
 
 EACH = [(protocol, mechanism) for protocol in NAMES[:2] for mechanism in MECHANISMS]
+
+
+def test_pipelined_login(broker: InnerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not wait for responses is admitted while its next bytes wait for a turn among newcomers."""
+    monkeypatch.setattr(connection, "TURN_SECONDS", 0.0)
+    topics = [{"name": f"{number:0200d}"} for number in range(100)]
+    requests: list[tuple[int, int, dict[str, Any]]] = [
+        (apis.API_VERSIONS, 0, {}),
+        (apis.SASL_HANDSHAKE, 1, {"mechanism": "PLAIN"}),
+        (apis.SASL_AUTHENTICATE, 1, {"auth_bytes": f"\0ada\0{PASSWORD}".encode()}),
+        (apis.METADATA, 4, {"topics": topics, "allow_auto_topic_creation": False}),
+    ]
+    with connected(broker.addresses["SASL_PLAINTEXT"]) as client:
+        client.socket.sendall(
+            b"".join(
+                encode_request(key, version, number, "pipelined", build(request_class(key, version), fields))
+                for number, (key, version, fields) in enumerate(requests)
+            )
+        )
+        for key, version, _ in requests:
+            response = client.receive(key, version)
+        assert len(response.topics) == len(topics)
 
 
 @pytest.mark.parametrize(("protocol", "mechanism"), EACH)

@@ -52,8 +52,6 @@ BUFFER_BYTES_STEP = 64 * 1024
 BUFFER_BYTES_KEPT = 2 * 1024 * 1024
 """A drained buffer larger than this is released at once, a smaller one after a second without data."""
 BUFFER_KEPT_SECONDS = 1.0
-SLOW_BYTES_PER_SECOND = 256 * 1024
-"""Slower requests may be closed while others wait for memory."""
 DRAINED_BYTES_MAX = 1024 * 1024
 TURN_SECONDS = 0.0005
 """Time in which a turn of the loop handles requests of one connection: a dozen small ones, or one."""
@@ -162,10 +160,17 @@ class Connection(SendingHalf):
     # Reading
 
     def _on_readable(self) -> None:
-        if self._is_handling_scheduled or (self._end == len(self._view) and not self._make_room()):
+        if self._is_handling_scheduled:
             return
+        if self.reservation.is_for_one and self._request_bytes() > self.reservation.size_bytes:
+            self._shrink()
+        if self._end == len(self._view) and not self._make_room():
+            return
+        end = self._end + self._config.turn_read_bytes_max
+        if self.reservation.is_for_one:
+            end = min(end, self._begin + (self._request_bytes() or BUFFER_BYTES_FIRST))
         try:
-            count = self._socket.recv_into(self._view[self._end : self._end + self._config.turn_read_bytes_max])
+            count = self._socket.recv_into(self._view[self._end : end])
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -178,6 +183,11 @@ class Connection(SendingHalf):
         self._received_bytes += count
         self._active_at = self._clock.monotonic()
         self._handle_and_respond()
+
+    def _request_bytes(self) -> int:
+        """Return the size of the next request with that of its size; 0 if its size has not arrived."""
+        held = self._view[self._begin : self._end]
+        return 4 + int.from_bytes(held[:4], "big") if len(held) >= 4 else 0
 
     def _handle_and_respond(self) -> None:
         """Handle the frames in the buffer, then send what is ready: to this client first, which may send more."""
@@ -215,8 +225,10 @@ class Connection(SendingHalf):
         if self._begin == self._end and self.is_open:
             self._begin = self._end = 0
             size_bytes = len(self._view)
-            if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and not self.reservation.may_stay):
+            if size_bytes > BUFFER_BYTES_KEPT or (size_bytes > BUFFER_BYTES_FIRST and not self.reservation.keep()):
                 self._shrink()
+        elif self._is_parked and self.reservation.is_for_one:
+            self._shrink()
 
     def _is_decoded_in_steps(self, frame_begin: int) -> bool:
         """Return whether a large frame is decoded before it is handled; no request of a newcomer needs that."""
@@ -298,7 +310,7 @@ class Connection(SendingHalf):
             return False
         held = self._view[self._begin : self._end]
         if self._begin == 0:
-            request_bytes = 4 + int.from_bytes(held[:4], "big")
+            request_bytes = self._request_bytes()
             step_bytes = max(BUFFER_BYTES_STEP, min(2 * len(held), request_bytes))
             if not self.reservation.grow(step_bytes, request_bytes):
                 self._waits_for_memory = True
@@ -330,11 +342,7 @@ class Connection(SendingHalf):
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
 
     def _can_resume_reading(self) -> bool:
-        return (
-            self._muted_until is None
-            and len(self._pending) < (self._pending_max + 1) // 2
-            and self.unsent_bytes < (self._unsent_bytes_max + 1) // 2
-        )
+        return self._muted_until is None and len(self._pending) < (self._pending_max + 1) // 2 and not self._is_unread()
 
     def mute(self, seconds: float) -> None:
         """Accept no further request for this time; responses are sent."""
@@ -472,16 +480,17 @@ class Connection(SendingHalf):
         return math.inf if average is None else average
 
     def _is_unread(self) -> bool:
-        """Return whether the client has too many unread responses for a further request."""
-        return self.unsent_bytes >= self._unsent_bytes_max
+        """Return whether the client has too many unread responses to be read on."""
+        return self.unsent_bytes >= (self._unsent_bytes_max + 1) // 2
 
     @property
-    def slow_bytes_per_second(self) -> float | None:
-        """Pace of a request that holds reserved memory and is slow; None otherwise."""
+    def remaining_seconds(self) -> float:
+        """Time until the incoming request is whole, at its present pace; 0 if that is not measured."""
         arrival = self._arrival
-        if arrival is None or arrival.bytes_per_second is None or not self.reservation.size_bytes:
-            return None
-        return arrival.bytes_per_second if arrival.bytes_per_second < SLOW_BYTES_PER_SECOND else None
+        if arrival is None or arrival.bytes_per_second is None:
+            return 0.0
+        remaining_bytes = (self._request_bytes() or 4) - (self._end - self._begin)
+        return remaining_bytes / arrival.bytes_per_second if arrival.bytes_per_second else math.inf
 
     def _is_idle(self) -> bool:
         """Return whether it is the client's turn: to send a request, or to read its responses."""

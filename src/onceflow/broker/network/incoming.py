@@ -44,6 +44,11 @@ def plain_bytes_max(config: BrokerConfig) -> int:
     return min(config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max)
 
 
+def largest_frame_bytes(config: BrokerConfig) -> int:
+    """Return the size of the largest request, with its own four bytes of size."""
+    return 4 + max(config.produce_request_bytes_max, config.group_request_bytes_max, config.other_request_bytes_max)
+
+
 def login_size_error(config: BrokerConfig, size_bytes: int) -> str | None:
     """Return why a client that is not authenticated may not send a frame of this size; None if it may."""
     if LOGIN_BYTES_MIN <= size_bytes <= config.login_bytes_max:

@@ -12,7 +12,7 @@ from onceflow.broker.config import BrokerConfig, Endpoint
 from onceflow.broker.loop.deferred import DeferredCalls
 from onceflow.broker.network.connection import Connection, Decode, Handle
 from onceflow.broker.network.connection_limits import ConnectionLimits
-from onceflow.broker.network.incoming import DISCONNECT_EVENTS, unread_bytes
+from onceflow.broker.network.incoming import DISCONNECT_EVENTS, largest_frame_bytes, unread_bytes
 from onceflow.broker.network.listening_socket import ListeningSocket
 from onceflow.broker.network.newcomer_connection import NewcomerConnection
 from onceflow.broker.network.newcomers import Newcomers
@@ -58,6 +58,10 @@ class Usage(NamedTuple):
     response_bytes_max: int
 
 
+BLOCKED_SECONDS_MAX = 30.0
+"""Time for which a request that arrives slowly may have memory that others wait for."""
+
+
 class Listener:
     """Listens from its creation; accepts connections after `start`. All methods run on the event loop."""
 
@@ -67,7 +71,7 @@ class Listener:
         self._clock = clock
         self._sockets = _listen_on_all(config)
         self._memory = RequestMemory(
-            config.queued_request_bytes_max, config.produce_request_bytes_max, self._reclaim_request_memory
+            config.queued_request_bytes_max, largest_frame_bytes(config), self._reclaim_request_memory
         )
         self._response_budget = ResponseBudget(config.unsent_bytes_max, self._close_unread)
         self._newcomers = Newcomers(config, clock)
@@ -298,20 +302,16 @@ class Listener:
             )
 
     def _reclaim_request_memory(self) -> None:
-        """Free memory for requests that wait: unneeded buffers, then those of slow requests."""
+        """Free memory for requests that wait: unneeded buffers, then those of requests that would block them long."""
         now = self._clock.monotonic()
-        slow = []
         for connection in self._connections:
             connection.shrink_if_unneeded()
             connection.measure_pace(now)
-            pace = connection.slow_bytes_per_second
-            if pace is not None and connection.reservation.is_contended:
-                slow.append((pace, connection))
-        for pace, connection in sorted(slow, key=lambda pair: pair[0]):
-            if connection.reservation.is_share_full:
+        for connection in [one for one in self._connections if one.reservation.is_blocking]:
+            if connection.remaining_seconds > BLOCKED_SECONDS_MAX:
                 connection.close(
                     f"other requests wait for memory (queued.max.request.bytes={self._config.queued_request_bytes_max})"
-                    f" while its own arrives at {pace:.0f} bytes per second"
+                    f" while its own arrives at a pace that needs {connection.remaining_seconds:.0f} s more"
                 )
 
     def _close_abandoned(self) -> None:

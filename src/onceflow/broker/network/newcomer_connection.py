@@ -1,6 +1,7 @@
 """A connection whose client must be authenticated: until it is admitted, it reads when it is its turn."""
 
 from onceflow.broker.network.connection import Connection
+from onceflow.broker.security.principal import KafkaPrincipal
 
 
 class NewcomerConnection(Connection):
@@ -15,6 +16,12 @@ class NewcomerConnection(Connection):
         # Without its reader the loop does not report the same bytes in every turn.
         self._loop.remove_reader(self.fileno())
         self._wait_for_turn()
+
+    def admit(self, principal: KafkaPrincipal) -> None:
+        """Read without turns from now on; a turn that it waits for does not come any more."""
+        super().admit(principal)
+        if self._is_reading:
+            self._resume_reading()
 
     def _wait_for_turn(self) -> None:
         if self._newcomers is not None:

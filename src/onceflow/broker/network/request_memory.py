@@ -9,15 +9,15 @@ A share has two parts.
 
 - The main part serves requests in their order. A step leaves enough free for the largest request of that kind. A
   request that cannot have a step may reserve all that it needs at once, and one that is alone there any amount. Such
-  memory is for this request only, and released with it: a connection that also took bytes of a later request into it
-  could hold it and wait for more. So some request can always be received to its end.
+  memory is for one request at a time: a connection that also took the beginning of a larger request into it could hold
+  it and wait for more. So some request can always be received to its end.
 - The side part serves requests for which the main part has no memory and which fit into the side part whole. They are
   served in order, skipping those that do not fit, and take nothing that an earlier request waits for.
 
-So the first request that waits for the main part gets its memory when the holders of that memory have ended. They may
-be slow to arrive: while a request waits, connections that hold memory and are slow are closed (`reclaim`,
-`Connection.slow_bytes_per_second`). A waiting request is never slow: the broker does not read it. If its client
-disconnects, the listener closes it.
+So the first request that waits for the main part gets its memory when the requests that have it for themselves have
+ended. They may be slow to arrive: while a request waits for the memory of such requests, those are closed that would
+need it long at their pace (`reclaim`, `Connection.remaining_seconds`). A waiting request has no pace: the broker does
+not read it. If its client disconnects, the listener closes it.
 """
 
 import asyncio
@@ -28,10 +28,8 @@ NEWCOMERS_BYTES_MAX = 16 * 1024 * 1024
 """Share of the clients that are not authenticated yet; most logins fit into a connection's first buffer."""
 SIDE_FRACTION = 1 / 4
 """Fraction of a share that is its side part, at most half of what the largest request leaves."""
-KEPT_FRACTION = 3 / 4
-"""Fraction of a share that stays in use after memory is reclaimed, including the waiting requests."""
 RECLAIM_SECONDS = 0.5
-"""Time between two attempts to reclaim memory when the first did not suffice: more requests may have proved slow."""
+"""Time between two attempts to reclaim memory while requests wait: more may have proved slow."""
 
 
 class Reservation:
@@ -43,6 +41,7 @@ class Reservation:
         "_part",
         "_share",
         "_step_bytes",
+        "is_for_one",
         "is_newcomers",
         "request_bytes",
         "size_bytes",
@@ -53,6 +52,8 @@ class Reservation:
         self._on_granted = on_granted
         self.is_newcomers = False
         """Whether the client is not authenticated yet."""
+        self.is_for_one = False
+        """Whether a request must fit into the memory whole, since it must not wait for more while it holds this."""
         self._share: _Share | None = None
         self._part: _Part | None = None
         self._step_bytes = self.request_bytes = 0
@@ -64,17 +65,19 @@ class Reservation:
         return self._share is not None and bool(self._share.waiting)
 
     @property
-    def may_stay(self) -> bool:
-        """Whether to keep the memory for later requests: no other waits, and enough is left for the largest request."""
-        share = self._share
-        if share is None or share.waiting or self._part is not share.main:
+    def is_blocking(self) -> bool:
+        """Whether another request waits for memory that this one has for itself."""
+        if self._share is None or self._part is None or not self.is_for_one:
             return False
-        return self.size_bytes + share.largest_bytes <= self._free_bytes(share.main)
+        return self._share.is_blocked(self._part)
 
-    @property
-    def is_share_full(self) -> bool:
-        """Whether memory of this reservation's share must be reclaimed."""
-        return self._share is not None and self._share.is_full
+    def keep(self) -> bool:
+        """Return whether an empty buffer may stay: no other request waits for memory."""
+        if self.is_contended:
+            return False
+        if self.is_for_one and self._share is not None and self._part is self._share.main:
+            self.is_for_one = not self._share.has_step(self, self.size_bytes)
+        return True
 
     def grow(self, step_bytes: int, request_bytes: int) -> bool:
         """Reserve a total of `step_bytes`, or `request_bytes` for this request; return False if it must wait.
@@ -96,39 +99,32 @@ class Reservation:
         """Reserve a total of `size_bytes` for small requests, unless another request waits or could have to wait then;
         return whether it is reserved."""
         share = self._memory.share_for(size_bytes)
-        if share.waiting or size_bytes + share.largest_bytes > self._free_bytes(share.main):
+        if share.waiting or size_bytes + share.largest_bytes > self.free_bytes(share.main):
             return False
         self._move(share, share.main, size_bytes)
         return True
 
     def take(self, share: "_Share", *, is_first: bool) -> bool:
         """Reserve the next step if there is memory for it: of the main part only for the first waiting request."""
-        size_bytes = self._fits_main(share) if is_first else 0
-        if size_bytes:
-            self._move(share, share.main, size_bytes)
-        elif self.request_bytes <= self._free_bytes(share.side):
-            self._move(share, share.side, self.request_bytes)
+        if is_first and share.has_step(self, self._step_bytes):
+            self._move(share, share.main, self._step_bytes)
+        elif is_first and share.has_whole(self):
+            self._move(share, share.main, self.request_bytes, is_for_one=True)
+        elif self.request_bytes <= self.free_bytes(share.side):
+            self._move(share, share.side, self.request_bytes, is_for_one=True)
         else:
             return False
         return True
 
-    def _fits_main(self, share: "_Share") -> int:
-        """Return the total bytes that the main part has for the next step: the step, the whole request, or 0."""
-        free_bytes = self._free_bytes(share.main)
-        if self._step_bytes + share.largest_bytes <= free_bytes:
-            return self._step_bytes
-        if self.request_bytes <= free_bytes or free_bytes == share.main.bytes_max:
-            return self.request_bytes
-        return 0
-
-    def _free_bytes(self, part: "_Part") -> int:
+    def free_bytes(self, part: "_Part") -> int:
         """Return the bytes of the part that no other connection holds."""
         return part.bytes_max - part.used_bytes + (self.size_bytes if part is self._part else 0)
 
-    def _move(self, share: "_Share", part: "_Part", size_bytes: int) -> None:
+    def _move(self, share: "_Share", part: "_Part", size_bytes: int, *, is_for_one: bool = False) -> None:
         """Hold this much of the part instead of what was held before."""
         self.free()
         part.used_bytes += size_bytes
+        self.is_for_one = is_for_one
         self._share, self._part, self.size_bytes = share, part, size_bytes
 
     def granted(self) -> None:
@@ -147,6 +143,7 @@ class Reservation:
         if self._part is not None:
             self._part.used_bytes -= self.size_bytes
             self.size_bytes = 0
+            self.is_for_one = False
         # It may have been the first in the queue, and the next one may need less.
         self._memory.serve_soon()
 
@@ -175,26 +172,36 @@ class _Share:
         self.main = _Part(bytes_max - self.side.bytes_max)
         self.waiting: dict[Reservation, int] = {}
         """Bytes of each request that waits."""
-        self._waiting_bytes = 0
 
     @property
     def used_bytes(self) -> int:
         """Bytes reserved of both parts."""
         return self.main.used_bytes + self.side.used_bytes
 
+    def has_step(self, reservation: Reservation, step_bytes: int) -> bool:
+        """Return whether the main part has a total of `step_bytes` beside what the largest request needs."""
+        return step_bytes + self.largest_bytes <= reservation.free_bytes(self.main)
+
+    def has_whole(self, reservation: Reservation) -> bool:
+        """Return whether the main part has memory for the whole request, or nothing else is in it."""
+        free_bytes = reservation.free_bytes(self.main)
+        return reservation.request_bytes <= free_bytes or free_bytes == self.main.bytes_max
+
     def wait(self, reservation: Reservation) -> None:
         """Reserve memory for it after those before it."""
         self.waiting[reservation] = reservation.request_bytes
-        self._waiting_bytes += reservation.request_bytes
 
     def forget(self, reservation: Reservation) -> None:
         """Let it wait no more."""
-        self._waiting_bytes -= self.waiting.pop(reservation, 0)
+        self.waiting.pop(reservation, None)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether memory must be reclaimed for waiting requests."""
-        return bool(self.waiting) and self.used_bytes + self._waiting_bytes > self.bytes_max * KEPT_FRACTION
+    def is_blocked(self, part: _Part) -> bool:
+        """Return whether a request waits for memory of the part: of the main part only the first, in order."""
+        if part is self.main:
+            first = next(iter(self.waiting), None)
+            return first is not None and not self.has_whole(first)
+        free_bytes = self.side.bytes_max - self.side.used_bytes
+        return any(free_bytes < request_bytes <= self.side.bytes_max for request_bytes in self.waiting.values())
 
     def serve(self) -> None:
         """Give free memory to the waiting requests."""
@@ -211,7 +218,7 @@ class RequestMemory:
     """Memory reserved beyond each connection's first buffer. All methods run on the event loop."""
 
     def __init__(self, bytes_max: int, largest_bytes: int, reclaim: Callable[[], None]) -> None:
-        """Call `reclaim` one turn after a request had to wait, and again while that does not suffice."""
+        """Call `reclaim` one turn after a request had to wait, and again while one waits."""
         self.bytes_max = bytes_max
         self._small = _Share(bytes_max // 2, SMALL_REQUEST_BYTES_MAX)
         self._large = _Share(bytes_max // 2, largest_bytes)
@@ -245,7 +252,6 @@ class RequestMemory:
         self._is_relief_scheduled = False
         if self.is_awaited:
             self._reclaim()
-        if any(share.is_full for share in self.shares):
             self._is_relief_scheduled = True
             asyncio.get_running_loop().call_later(RECLAIM_SECONDS, self._reclaim_now)
 

@@ -151,8 +151,8 @@ CONNECTIONS: tuple[Setting, ...] = (
         "queued_request_bytes_max",
         Whole(MIB),
         "Memory for all requests being received: half of it for requests of up to 1 MiB, half for larger ones. While"
-        " a half is used up, further requests of its size wait, and connections slower than 256 KiB per second are"
-        " closed, the slowest first. Kafka has no limit by default.",
+        " a half is used up, further requests of its size wait, and a request that has memory which they wait for is"
+        " closed if it needs more than 30 seconds at its pace. Kafka has no limit by default.",
     ),
     Setting(
         "unsent.max.bytes.per.connection",
