@@ -1,7 +1,9 @@
 """Workers that run together until an event is set."""
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
@@ -49,7 +51,7 @@ class Crew:
         self._ended.set()
         self._watch.join()
         for worker in self.all:
-            assert not _is_needed(worker), f"{worker.name} does not end"
+            assert not _is_needed(worker), f"{worker.name} does not end:\n{''.join(_stack_of(worker))}"
             if worker.failure is not None:
                 raise worker.failure
 
@@ -61,6 +63,11 @@ class Crew:
                     self._running[place] = self._new(type(worker), worker.name)
                     self.all.append(self._running[place])
                     self._running[place].start()
+
+
+def _stack_of(worker: Worker) -> list[str]:
+    frame = sys._current_frames().get(worker.ident or 0)
+    return traceback.format_stack(frame)
 
 
 def _is_needed(worker: Worker) -> bool:
