@@ -33,7 +33,7 @@ FROM_FIRST_CHANCE = 0.05
 TAIL_MAX = 500
 PAUSE_S_MAX = 0.02
 POLL_S = 0.1
-LEAVING_POLLS = 5
+POLLS_BEFORE_CLOSE = 3
 RECORDS_PER_POLL = 500
 RECORD = b"%-500d"
 """Long enough that segments roll."""
@@ -241,14 +241,14 @@ def consumer_at(bootstrap: str, **config: Any) -> Consumer:
 
 
 def leave(member: Consumer) -> None:
-    """Leave the group, if the broker can be reached. The member must not be used any more.
+    """Close a member of the group, after the rebalances in its queue.
 
-    `close` waits for good, with Python's lock, if a rebalance is still in the queue when the member has left: the
-    callback asks the group's thread of librdkafka 2.16, which has ended.
+    `close` of librdkafka 2.16 serves them too, but waits for good, with Python's lock, if the group's thread has ended
+    by then: the callback asks it for the rebalance protocol.
     """
-    member.unsubscribe()
-    for _ in range(LEAVING_POLLS):
-        member.poll(POLL_S)
+    for _ in range(POLLS_BEFORE_CLOSE):
+        member.consume(RECORDS_PER_POLL, 0)
+    member.close()
 
 
 def everything() -> list[TopicPartition]:
