@@ -24,10 +24,12 @@ GROUPS = {partition_of(name, PARTITIONS): name for name in ("visitors", "reporte
 
 
 class KafkaCoordinator(KafkaReplica):
-    """The second broker, with the same internal topic."""
+    """The second broker. The one that is asked first creates the internal topic."""
 
     properties = (
-        KafkaReplica.properties + f"offsets.topic.num.partitions={PARTITIONS}\ngroup.initial.rebalance.delay.ms=0\n"
+        KafkaReplica.properties
+        + f"offsets.topic.num.partitions={PARTITIONS}\noffsets.topic.replication.factor=2\n"
+        + "group.initial.rebalance.delay.ms=0\n"
     )
 
     def format(self) -> None:

@@ -69,7 +69,7 @@ def redis_client(redis_server: Any) -> Iterator[Any]:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut every batch into chunks of some ten rows."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
-    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
+    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 44)
 
 
 class Sinks:

@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> SparkFiles:
 def start(files: SparkFiles, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Sinks]]:
     """Return a function that makes the sinks of an address; every batch is cut into chunks of some ten rows."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
-    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 11)
+    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 44)
     made: list[Sinks] = []
 
     def make(url: str) -> Sinks:
