@@ -119,16 +119,21 @@ def test_attempts_to_connect_are_logged_once(tree: Tree, link: Link, caplog: pyt
 
     session = ZooKeeper(through(link, tree), session_timeout_ms=10_000, connection_timeout_ms=10_000)
     attempts: list[int] = []
-    for is_start in (True, False):
+
+    def lose() -> None:
         link.cut()
-        opening = ThreadPoolExecutor(1).submit(session.open) if is_start else None
         tree.await_that(lambda: refused() > len(attempts))
         time.sleep(1.0)  # for further attempts
         attempts.append(refused())
         link.open()
-        if opening is not None:
-            opening.result()
         tree.await_that(lambda: session.is_connected)
+
+    with ThreadPoolExecutor(1) as thread:
+        link.cut()
+        opening = thread.submit(session.open)
+        lose()
+        opening.result()
+    lose()
     session.close()
     assert attempts == [1, 2], "once for each lost connection"
 

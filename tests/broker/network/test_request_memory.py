@@ -67,6 +67,20 @@ class Receiving:
         self.reservation.free()
 
 
+async def receive_all(memory: RequestMemory, unfinished: list[Receiving], seeded: random.Random) -> None:
+    """Let connections take their steps in any order until each has received everything."""
+    while unfinished:
+        ready = [connection for connection in unfinished if not connection.is_waiting]
+        assert ready, f"{len(unfinished)} connections wait for each other"
+        receiving = seeded.choice(ready)
+        if receiving.step():
+            receiving.reservation.free()
+            unfinished.remove(receiving)
+        assert memory.used_bytes <= memory.bytes_max
+        await turns(2)
+    assert memory.used_bytes == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_request_completes_in_any_order(seed: int) -> None:
     """Start more requests than there is memory for, with steps in any order: none waits forever."""
@@ -77,17 +91,7 @@ def test_every_request_completes_in_any_order(seed: int) -> None:
         sizes = [
             seeded.choice((SMALL_REQUEST_BYTES_MAX, seeded.randrange(STEP_BYTES, LARGEST_BYTES))) for _ in range(150)
         ]
-        unfinished = [Receiving(memory, size) for size in sizes]
-        while unfinished:
-            ready = [request for request in unfinished if not request.is_waiting]
-            assert ready, f"{len(unfinished)} requests wait for each other"
-            receiving = seeded.choice(ready)
-            if receiving.step():
-                receiving.reservation.free()
-                unfinished.remove(receiving)
-            assert memory.used_bytes <= MEMORY_BYTES
-            await turns(2)
-        assert memory.used_bytes == 0
+        await receive_all(memory, [Receiving(memory, size) for size in sizes], seeded)
 
     asyncio.run(run())
 
@@ -151,17 +155,7 @@ def test_frames_of_any_size_complete(seed: int) -> None:
     async def run() -> None:
         memory = RequestMemory(24 * MIB, 4 * MIB + 4, lambda: None)
         sizes = [[_size(seeded) for _ in range(4)] for _ in range(30)]
-        unfinished = [Receiving(memory, *request_sizes) for request_sizes in sizes]
-        while unfinished:
-            ready = [connection for connection in unfinished if not connection.is_waiting]
-            assert ready, f"{len(unfinished)} connections wait for each other"
-            receiving = seeded.choice(ready)
-            if receiving.step():
-                receiving.reservation.end()
-                unfinished.remove(receiving)
-            assert memory.used_bytes <= 24 * MIB
-            await turns(2)
-        assert memory.used_bytes == 0
+        await receive_all(memory, [Receiving(memory, *request_sizes) for request_sizes in sizes], seeded)
 
     asyncio.run(run())
 

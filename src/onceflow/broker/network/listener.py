@@ -30,6 +30,8 @@ NO_LOGINS: Mapping[str, Serving] = MappingProxyType({})
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
 THROTTLED_MAX = 1000
+BLOCKED_SECONDS_MAX = 30.0
+"""Time for which a request that arrives slowly may have memory that others wait for."""
 
 
 class Layer(Protocol):
@@ -56,10 +58,6 @@ class Usage(NamedTuple):
     """Requests that wait for memory."""
     response_bytes: int
     response_bytes_max: int
-
-
-BLOCKED_SECONDS_MAX = 30.0
-"""Time for which a request that arrives slowly may have memory that others wait for."""
 
 
 class Listener:
@@ -308,10 +306,11 @@ class Listener:
             connection.shrink_if_unneeded()
             connection.measure_pace(now)
         for connection in [one for one in self._connections if one.reservation.is_blocking]:
-            if connection.remaining_seconds > BLOCKED_SECONDS_MAX:
+            seconds = connection.remaining_seconds
+            if seconds > BLOCKED_SECONDS_MAX:
                 connection.close(
                     f"other requests wait for memory (queued.max.request.bytes={self._config.queued_request_bytes_max})"
-                    f" while its own arrives at a pace that needs {connection.remaining_seconds:.0f} s more"
+                    f" while its own arrives at a pace that needs {seconds:.0f} s more"
                 )
 
     def _close_abandoned(self) -> None:
