@@ -34,6 +34,7 @@ class Network:
         self._ends: set[_End] = set()
         self._held: set[Flow] = set()
         self._refused: set[Flow] = set()
+        self._is_closing = False
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -82,15 +83,19 @@ class Network:
             end.apply()
 
     async def _close(self) -> None:
+        """Close what is open. A connection that was accepted is a task first, and lost if its server is closed then."""
+        self._is_closing = True
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            self._abort_all()
+            await asyncio.wait(tasks)
         for server in self._servers:
             server.close()
-        ends = list(self._ends)
-        for end in ends:
+        self._abort_all()
+        await asyncio.sleep(0)
+
+    def _abort_all(self) -> None:
+        for end in list(self._ends):
             end.abort()
-        connecting = [end._connecting for end in ends if end._connecting is not None]
-        for task in connecting:
-            task.cancel()
-        await asyncio.gather(*connecting, return_exceptions=True)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         async def run() -> None:
@@ -126,7 +131,7 @@ class _End(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         peer = transport.get_extra_info("peername")
-        if peer is None:  # It is closed already.
+        if peer is None or self._network._is_closing:  # Without a peer it is closed already.
             self.abort()
             return
         self._flow = self._flow_from(peer[0])

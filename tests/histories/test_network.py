@@ -1,5 +1,6 @@
 """The network that a test can cut: held traffic arrives later, one way or both; refused hosts have no connections."""
 
+import gc
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ SERVER, NEAR, FAR = "server", "near", "far"
 ADDRESSES = {"127.0.0.9": NEAR}
 REQUEST, RESPONSE = Flow(NEAR, SERVER), Flow(SERVER, NEAR)
 WITHIN_S = 60
+ROUNDS = 20
 
 
 class Wires:
@@ -137,3 +139,14 @@ def test_slow_receivers_stop_the_sender(network: Network, wires: Wires) -> None:
     while data := server.recv(1 << 20):
         received += len(data)
     assert 0 < received < 64 * 1024 * 1024
+
+
+def test_a_closed_network_leaves_no_connection() -> None:
+    """What is accepted while it closes is closed too: an open socket that is collected is a warning, and an error."""
+    for _ in range(ROUNDS):
+        with ExitStack() as opened, Network() as network:
+            wires = Wires(network)
+            opened.callback(wires.close)
+            for _ in range(3):
+                wires.connect()
+        gc.collect()
