@@ -142,7 +142,7 @@ def test_slow_receivers_stop_the_sender(network: Network, wires: Wires) -> None:
 
 
 def test_a_closed_network_leaves_no_connection() -> None:
-    """What is accepted while it closes is closed too: an open socket that is collected is a warning, and an error."""
+    """Connections accepted while it closes are closed too; a socket that is collected open is a warning, and fails."""
     for _ in range(ROUNDS):
         with ExitStack() as opened, Network() as network:
             wires = Wires(network)
