@@ -508,3 +508,18 @@ def test_flush_policy_bounds_visible_unsynced_records(tmp_path: Path) -> None:
     log.durability.end_sync(point)
     assert (log.high_watermark, log.durability.synced_offset) == (8, 7)
     assert len(values(log)) == 8
+
+
+@pytest.mark.parametrize("number", [0, -1], ids=["sealed", "active"])
+def test_a_deleted_segment_cannot_be_synced(tmp_path: Path, number: int) -> None:
+    log = open_log(tmp_path / "clicks-0", segment_bytes=200)
+    log.append(batch(b"stored"))
+    sync(log)
+    for _ in range(3):
+        log.append(batch(bytes(100)))
+    sorted(log.directory.glob("*.log"))[number].unlink()
+    point = log.durability.begin_sync()
+    assert point is not None
+    with pytest.raises(FileNotFoundError, match="deleted while the broker ran"):
+        point.run()
+    assert log.high_watermark == 1
