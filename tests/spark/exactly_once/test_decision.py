@@ -174,6 +174,7 @@ def test_another_plan_is_refused_at_the_start(kind: str) -> None:
         ('{"gap_ms": null}', '{"ids": [3]}', ('{"gap_ms": null}', '{"ids": [3]}')),
         ('{"zone": "UTC"}', "{}", ('{"zone": "UTC"}', "{}")),
         ("1", '{"gap_ms": 1}', ("'1'", "'{\"gap_ms\": 1}'")),
+        ('{"ids": 1}', '{"ids": true}', ("'{\"ids\": 1}'", "'{\"ids\": true}'")),
     ],
 )
 def test_members_of_plans_that_differ(former: str, present: str, shown: tuple[str, str]) -> None:

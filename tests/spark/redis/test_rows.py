@@ -248,7 +248,8 @@ def test_failed_batch_is_measured_again(
 
 
 @pytest.mark.parametrize(
-    ("chunks", "parallelism", "tasks"), [(1, 2, 1), (5, 2, 2), (200, 2, 2), (201, 2, 3), (5, 8, 5), (1_300, 8, 13)]
+    ("chunks", "parallelism", "tasks"),
+    [(1, 2, 1), (5, 2, 2), (320, 2, 2), (321, 2, 3), (399, 2, 3), (400, 2, 10), (5, 8, 5), (1_300, 8, 33)],
 )
 def test_tasks_write_several_chunks(chunks: int, parallelism: int, tasks: int) -> None:
     assert redis_chunks.task_count(chunks, parallelism) == tasks

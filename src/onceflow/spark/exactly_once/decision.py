@@ -152,6 +152,9 @@ def _where_they_differ(former: str, present: str) -> tuple[str, str]:
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return repr(former), repr(present)
     names = [name for name in {**one, **other} if (name in one, one.get(name)) != (name in other, other.get(name))]
+    if not names:
+        # The texts differ, or a number and a truth value that Python takes for equal.
+        return repr(former), repr(present)
     shown = [json.dumps({name: plan[name] for name in names if name in plan}) for plan in (one, other)]
     return shown[0], shown[1]
 

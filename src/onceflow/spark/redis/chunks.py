@@ -30,9 +30,11 @@ from onceflow.spark.redis.scripts import Keys
 ROWS_PER_CHUNK = 1_000
 """Redis serves no other client during a script."""
 BYTES_PER_CHUNK = 1024 * 1024
+SHORTER = 4
 SHORT_CHUNKS_MAX = 400
-"""Number of chunks up to which each has a quarter of that size. The marker has a field for each."""
-CHUNKS_PER_TASK_MAX = 100
+"""Number of chunks below which each has a quarter of that size. The marker has a field for each."""
+CHUNKS_PER_TASK_MAX = 40
+"""Chunks of full size, whose rows a task collects in the JVM, 40 MiB; of short ones four times as many."""
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
 TIMES = "times"
@@ -91,7 +93,7 @@ def _is_in(targets: Sequence[str]) -> Column:
 def chunks_for(row_count: int, size_bytes: int) -> int:
     """Return the number of chunks for this many rows and bytes, at least one."""
     full = max(row_count / ROWS_PER_CHUNK, size_bytes / BYTES_PER_CHUNK)
-    return max(1, math.ceil(full), min(math.ceil(4 * full), SHORT_CHUNKS_MAX))
+    return max(1, math.ceil(full), min(math.ceil(SHORTER * full), SHORT_CHUNKS_MAX))
 
 
 def task_count(chunks: int, parallelism: int) -> int:
@@ -100,7 +102,8 @@ def task_count(chunks: int, parallelism: int) -> int:
     A task costs about as much as 5,000 rows, so few write all chunks: as many as run at once. None has more
     chunks than its memory should hold.
     """
-    return max(min(chunks, parallelism), math.ceil(chunks / CHUNKS_PER_TASK_MAX))
+    full = chunks / SHORTER if chunks < SHORT_CHUNKS_MAX else chunks
+    return max(min(chunks, parallelism), math.ceil(full / CHUNKS_PER_TASK_MAX))
 
 
 @dataclass(frozen=True)
