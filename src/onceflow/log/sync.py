@@ -15,8 +15,7 @@ its name becomes durable in step 3. After a roll a round has to sync more than t
    is durable, names included, and recovery may start there. Its own name waits for the next roll's round; if it is
    lost, recovery starts earlier. Before earlier files are removed, it is made durable (`onceflow.log.swap`).
 
-A file that was deleted under the broker counts as one that cannot be synced. The active one is looked at before its
-sync: what was appended after the deletion is never acknowledged.
+A file that was deleted under the broker counts as one that cannot be synced.
 
 A failed sync of 1 or 3 is final. Files that can be rebuilt are not: if an index or a snapshot cannot be written (a full
 disk, no free descriptor), its seal and the later ones are kept for the next round. A directory that could not be opened
@@ -63,8 +62,6 @@ class SyncPoint:
     directory: Path
     offset_end: int
     active: Segment
-    is_removed: bool
-    """Whether the active file was deleted before the round, with bytes that are not durable."""
     size_bytes: int
     seals: tuple[Seal, ...]
     max_timestamp: tuple[int, int]
@@ -102,12 +99,8 @@ class SyncPoint:
             self.postpone(error)
             return
         for seal in self.seals:
-            seal.segment.file.sync_data()
-            if seal.segment.file.is_removed():
-                raise _deleted(seal.segment)
-        if self.is_removed:
-            raise _deleted(self.active)
-        self.active.file.sync_data()
+            _sync_file(seal.segment)
+        _sync_file(self.active)
         if not self.seals and not self.is_first and self.epochs is None:
             return
         written = self._write_indexes()
@@ -230,8 +223,6 @@ class Durability:
             directory=self._directory,
             offset_end=offset_end,
             active=active,
-            # After the sync, in the thread that syncs, this would cost the thread the interpreter once more.
-            is_removed=active.is_unsynced and active.file.is_removed(),
             size_bytes=active.size_bytes,
             seals=tuple(self._seals),
             max_timestamp=self._max_timestamp(),
@@ -379,8 +370,11 @@ class Durability:
         self._is_warned = point.problem is not None
 
 
-def _deleted(segment: Segment) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, "deleted while the broker ran", str(segment.path))
+def _sync_file(segment: Segment) -> None:
+    file = segment.file
+    file.sync_data()
+    if file.is_removed():
+        raise FileNotFoundError(errno.ENOENT, "deleted while the broker ran", str(segment.path))
 
 
 def write_snapshot(disk: Disk, directory: Path, offset_end: int, snapshot: Snapshot) -> None:
