@@ -25,9 +25,7 @@ from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.redis import pool as redis_pool
 from onceflow.spark.errors import AttemptEnded, WrongOption
-from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import ids as redis_ids
-from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.scripts import OwnerLost
 from onceflow.spark.redis.targets import Ids
@@ -37,6 +35,7 @@ from tests.clicks.test_analytics import FIRST_MS, events, values
 from tests.clicks.test_rebuild import Place
 from tests.clicks.without_spark import without_spark
 from tests.conftest import WITHIN_S, RedisProcess
+from tests.spark.redis.chunking import DRIVER, TASKS, WHOLE, write_in
 from tests.spark.redis_servers import RedisCluster
 
 __all__ = ["without_spark"]
@@ -548,18 +547,17 @@ def test_recount_of_many_ids() -> None:
     assert recount.spread() == 0
 
 
-@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 150], ids=["whole", "chunks"])
+@pytest.mark.parametrize("way", [WHOLE, DRIVER, TASKS])
 def test_pipeline_in_spark(
     spark: SparkSession,
     bootstrap: str,
     topic: str,
     redis_server: RedisProcess,
     tmp_path: Path,
-    rows_per_chunk: int,
+    way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", rows_per_chunk)
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", rows_per_chunk)
+    write_in(way, 150, monkeypatch)
     place = IdPlace(bootstrap, topic, redis_server.url)
     run = CountingRun(bootstrap, topic, redis_server, tmp_path)
     chance = random.Random(3)

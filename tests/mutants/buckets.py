@@ -128,6 +128,18 @@ MUTANTS = (
     ),
     Mutant(
         "spark/redis/chunks.py",
+        "[cast(Row, tuple(row))] * times\n",
+        "[cast(Row, tuple(row))]\n",
+        "spark/redis/test_buckets_in_spark.py::test_killed_repeated_and_repaired",
+    ),
+    Mutant(
+        "spark/redis/chunks.py",
+        "        _require_written(chunk, writer.write(chunk, chunk_rows[chunk]), writer)\n",
+        "        writer.write(chunk, chunk_rows[chunk])\n",
+        "spark/test_redis_sink.py::test_amounts_that_overflow_stop_the_batch",
+    ),
+    Mutant(
+        "spark/redis/chunks.py",
         "                rows = rows.take(np.repeat(np.arange(len(rows)), rows.field(TIMES)))\n",
         "",
         "spark/redis/test_buckets_in_spark.py::test_killed_repeated_and_repaired",

@@ -42,6 +42,7 @@ from onceflow.spark.redis_sink import (
 from tests import remedies
 from tests.spark import simulated_spark
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
+from tests.spark.redis.chunking import DRIVER, TASKS, let_write
 
 Rows = Sequence[tuple[str | None, bytes | None, int | None]]
 NAMES, TYPES = ["target", "field", "amount"], [pa.string(), pa.binary(), pa.int64()]
@@ -70,6 +71,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut every batch into chunks of some ten rows."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 44)
+
+
+@pytest.fixture(params=[DRIVER, TASKS])
+def written_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
+    """Let the driver write the chunks, or Spark's tasks."""
+    let_write(request.param, monkeypatch)
 
 
 class Sinks:
@@ -206,7 +213,7 @@ def test_small_batches(sinks: Sinks, redis_client: Any) -> None:
     assert int(marker["finished_ms"]) - int(marker["started_ms"]) >= int(marker["duration_ms"]) >= 0
 
 
-@pytest.mark.usefixtures("spark", "small_chunks")
+@pytest.mark.usefixtures("spark", "written_chunks")
 def test_batches_of_chunks(sinks: Sinks, redis_client: Any) -> None:
     sinks.run(sinks.start(), 0, 1)
     assert_counted(redis_client, 2)
@@ -293,13 +300,21 @@ def test_killed_batch_is_finished_once(
     kill_and_finish(sinks, redis_client, KILLS[kill], monkeypatch)
 
 
-@pytest.mark.usefixtures("spark", "small_chunks")
-def test_killed_spark_batch_is_finished_once(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kill_and_finish(sinks, redis_client, KILLS["after some chunks"], monkeypatch)
+@pytest.mark.usefixtures("spark", "written_chunks")
+@pytest.mark.parametrize("finisher", [DRIVER, TASKS])
+def test_killed_spark_batch_is_finished_once(
+    sinks: Sinks, redis_client: Any, finisher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key's chunk is the same in the driver and in tasks."""
+    kill_and_finish(sinks, redis_client, KILLS["after some chunks"], monkeypatch, finisher)
 
 
 def kill_and_finish(
-    sinks: Sinks, redis_client: Any, kill: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    sinks: Sinks,
+    redis_client: Any,
+    kill: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    finisher: str = DRIVER,
 ) -> None:
     sinks.run(sinks.start(), 0)
     sink = sinks.start()
@@ -308,13 +323,14 @@ def kill_and_finish(
         with pytest.raises(Killed):
             sinks.batch(sink, 1)
     # The rows have another order and layout, as Spark allows.
+    let_write(finisher, monkeypatch)
     sink = sinks.start()
     sinks.batch(sink, 1, list(added(1))[::-1])
     assert_counted(redis_client, 2)
     assert not [name for name in marker_of(redis_client) if name.startswith("chunk:")]
 
 
-@pytest.mark.usefixtures("spark", "small_chunks")
+@pytest.mark.usefixtures("spark", "written_chunks")
 def test_empty_chunk_is_written_too(sinks: Sinks, redis_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)
@@ -378,7 +394,7 @@ def test_invalid_row_stops_the_batch(sinks: Sinks, redis_client: Any, row: Any) 
     assert not redis_client.exists("counts")
 
 
-@pytest.mark.usefixtures("spark", "small_chunks")
+@pytest.mark.usefixtures("spark", "written_chunks")
 def test_amounts_that_overflow_stop_the_batch(sinks: Sinks) -> None:
     sink = sinks.start()
     sinks.run(sink, 0)

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from onceflow.cli import onceflow
 from onceflow.redis import pool as redis_pool
 from onceflow.spark.errors import IncompatibleData
-from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis_sink import (
     BucketDistinct,
@@ -25,6 +24,7 @@ from onceflow.spark.redis_sink import (
     RedisSink,
 )
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
+from tests.spark.redis.chunking import DRIVER, TASKS, WHOLE, write_in
 from tests.spark.redis.test_buckets import Row
 from tests.spark.redis.test_buckets import buckets as buckets_of
 from tests.spark.redis.test_intervals import rows_of as intervals_of
@@ -150,17 +150,16 @@ def assert_counted(query: Query, batches: int) -> None:
     assert query.client.hget("{times}", "events") == b"%d" % len(events)
 
 
-@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 20], ids=["whole", "chunks"])
-def test_killed_repeated_and_repaired(query: Query, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", rows_per_chunk)
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", rows_per_chunk)
+@pytest.mark.parametrize("way", [WHOLE, DRIVER, TASKS])
+def test_killed_repeated_and_repaired(query: Query, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_in(way, 20, monkeypatch)
     query.start()
     for number in range(3):
         query.batch(number)
     assert_counted(query, 3)
     past = {key: query.client.dump(key) for key in query.client.scan_iter("*")}
     with monkeypatch.context() as patch:
-        kill_before(patch, "whole" if rows_per_chunk > 20 else "complete")
+        kill_before(patch, "whole" if way == WHOLE else "complete")
         with pytest.raises(Killed):
             query.batch(3)
     query.start()
@@ -207,9 +206,11 @@ def test_sink_show_and_reset(query: Query) -> None:
     assert list(query.client.scan_iter("*")) == []
 
 
-@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 0], ids=["whole", "chunks"])
-def test_row_of_no_bucket(query: Query, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", rows_per_chunk)
+@pytest.mark.parametrize("way", [WHOLE, DRIVER, TASKS])
+def test_row_of_no_bucket(query: Query, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_in(way, 1, monkeypatch)
+    if way != WHOLE:
+        monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
     sink = query.start()
     query.batch(0)
     query.files.plan(1, {"clicks": {"0": 10}})

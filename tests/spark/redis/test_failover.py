@@ -13,6 +13,7 @@ from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import rows as redis_rows
 from tests.conftest import RedisProcess
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
+from tests.spark.redis.chunking import TASKS, let_write
 from tests.spark.redis_servers import RedisCluster, Sentinel, losing_writes, wait_until, watched
 from tests.spark.test_redis_sink import CHUNKS, Sinks, assert_counted, marker_of
 
@@ -29,6 +30,7 @@ def start(files: SparkFiles, spark: SparkSession, monkeypatch: pytest.MonkeyPatc
     """Return a function that makes the sinks of an address; every batch is cut into chunks of some ten rows."""
     monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
     monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", 44)
+    let_write(TASKS, monkeypatch)
     made: list[Sinks] = []
 
     def make(url: str) -> Sinks:

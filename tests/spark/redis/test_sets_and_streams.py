@@ -13,15 +13,14 @@ from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
 from onceflow.spark.errors import IncompatibleData
 from onceflow.spark.exactly_once.batch import Batch
-from onceflow.spark.redis import chunks as redis_chunks
 from onceflow.spark.redis import marker as markers
-from onceflow.spark.redis import rows as redis_rows
 from onceflow.spark.redis import scripts as redis_scripts
 from onceflow.spark.redis.scripts import Forbidden, Keys, OwnerLost
 from onceflow.spark.redis.targets import Append, Increment, SetIfNewer, StreamAppend
 from onceflow.spark.redis_sink import MissingRanges, RedisSink
 from tests import remedies
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
+from tests.spark.redis.chunking import DRIVER, TASKS, WHOLE, write_in
 from tests.spark.redis_steps import CHUNKS, Driver, batch_of
 from tests.spark.test_redis_sink import Killed, kill_before
 
@@ -290,19 +289,16 @@ def expected_without_batch_0(batches: int) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.parametrize("rows_per_chunk", [redis_chunks.ROWS_PER_CHUNK, 2], ids=["whole", "chunks"])
-def test_real_spark_killed_repeated_and_repaired(
-    sinks: Sinks, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_chunks, "ROWS_PER_CHUNK", rows_per_chunk)
-    monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", rows_per_chunk)
+@pytest.mark.parametrize("way", [WHOLE, DRIVER, TASKS])
+def test_real_spark_killed_repeated_and_repaired(sinks: Sinks, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_in(way, 2, monkeypatch)
     client: Any = redis_pool.client(sinks.url)
     sinks.start()
     for number in range(3):
         sinks.batch(number)
     past = {key: client.dump(key) for key in client.scan_iter("*")}
     with monkeypatch.context() as patch:
-        kill_before(patch, "whole" if rows_per_chunk > 2 else "complete")
+        kill_before(patch, "whole" if way == WHOLE else "complete")
         with pytest.raises(Killed):
             sinks.batch(3)
     sinks.start()

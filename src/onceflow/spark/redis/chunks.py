@@ -1,9 +1,10 @@
 """A batch's rows summed by key, and the chunks of one too large for one script: one script writes each.
 
 A row's chunk depends only on its target, its field, its value if it is a member of a set, and the number of chunks, so
-every attempt has the same chunks.
-The rows of a chunk are collected into **one row** before a task writes them: whatever Spark splits, merges or repeats,
-a chunk is whole. Every chunk has such a row, even an empty one, and is reported as written.
+every attempt has the same chunks, in the driver and in tasks.
+The driver writes few chunks itself, from one job's result. Many are written by tasks. Then the rows of a chunk are
+collected into **one row** before a task writes them: whatever Spark splits, merges or repeats, a chunk is whole. Every
+chunk has such a row, even an empty one, and is reported as written.
 """
 
 import json
@@ -35,6 +36,8 @@ SHORT_CHUNKS_MAX = 400
 """Number of chunks below which each has a quarter of that size. The marker has a field for each."""
 CHUNKS_PER_TASK_MAX = 40
 """Chunks of full size, whose rows a task collects in the JVM, 40 MiB; of short ones four times as many."""
+DRIVER_CHUNKS_MAX = 100
+"""Number of chunks up to which the driver writes them itself: some 25,000 rows or 25 MiB pass through it."""
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 ROW = ("target", "field", "amount", "value")
 TIMES = "times"
@@ -139,30 +142,47 @@ class ChunkWriter:
 
 
 def write_chunks(sums: DataFrame, writer: ChunkWriter, *, chunks: int, missing: Sequence[int]) -> None:
-    """Write the `missing` chunks of `chunks`, one script each, in Spark's tasks; entries of lists are in none.
+    """Write the `missing` chunks of `chunks`, one script each; entries of lists are in none.
 
     Raises MarkerRefused, OwnerLost or IncompatibleData with the first refusal; chunks before it stay written, and a
     later attempt continues with the others.
     """
-    session = sums.sparkSession
-    wanted = F.col("chunk").isin(list(missing))
     # The members of one large set are spread over the chunks.
     member = F.when(_is_in(writer.keys.distinct_targets), F.col("value"))
     number = F.pmod(F.xxhash64("target", "field", member), F.lit(chunks)).cast("int").alias("chunk")
-    row = F.struct(*ROW, TIMES).alias("row")
-    rows = sums.where(~_is_in(writer.keys.entry_targets)).select(number, row).where(wanted)
-    row_type = rows.schema["row"].dataType
+    is_missing = F.col("chunk").isin(list(missing))
+    rows = sums.where(~_is_in(writer.keys.entry_targets)).select(number, *ROW, TIMES).where(is_missing)
+    if chunks <= DRIVER_CHUNKS_MAX:
+        _write_in_driver(rows, writer, missing)
+    else:
+        _write_in_tasks(rows, writer, chunks, missing)
+
+
+def _write_in_driver(rows: DataFrame, writer: ChunkWriter, missing: Sequence[int]) -> None:
+    """Collect the rows, and write one chunk after the other: tasks for so few would cost more."""
+    chunk_rows: dict[int, list[Row]] = {chunk: [] for chunk in missing}
+    columns = rows.toArrow().to_pydict()
+    for chunk, times, *row in zip(columns["chunk"], columns[TIMES], *(columns[name] for name in ROW), strict=True):
+        chunk_rows[chunk] += [cast(Row, tuple(row))] * times
+    for chunk in missing:
+        _require_written(chunk, writer.write(chunk, chunk_rows[chunk]), writer)
+
+
+def _write_in_tasks(rows: DataFrame, writer: ChunkWriter, chunks: int, missing: Sequence[int]) -> None:
+    session = rows.sparkSession
+    whole = rows.select("chunk", F.struct(*ROW, TIMES).alias("row"))
     empty = session.range(chunks).select(
-        F.col("id").cast("int").alias("chunk"), F.lit(None).cast(row_type).alias("row")
+        F.col("id").cast("int").alias("chunk"), F.lit(None).cast(whole.schema["row"].dataType).alias("row")
     )
+    every = whole.unionByName(empty.where(F.col("chunk").isin(list(missing))))
     tasks = task_count(chunks, session.sparkContext.defaultParallelism)
-    numbered = rows.unionByName(empty.where(wanted)).withColumn("task", F.col("chunk") % tasks)
+    numbered = every.withColumn("task", F.col("chunk") % tasks)
     # The partition's number is the task's number: no adaptive coalescing, and grouping needs no second exchange.
-    whole = numbered.repartitionById(tasks, "task").groupBy("task", "chunk").agg(F.collect_list("row").alias("rows"))
+    grouped = numbered.repartitionById(tasks, "task").groupBy("task", "chunk").agg(F.collect_list("row").alias("rows"))
     make: Any = arrow_udf  # its overloads know neither a plain type name nor an iterator of columns
     write = make(_task(writer), "string").asNondeterministic()
-    reported = whole.select(write("chunk", "rows").alias("report"))
-    _check([json.loads(row.report) for row in reported.collect()], writer, missing)
+    reports = grouped.select(write("chunk", "rows").alias("report")).collect()
+    _check([json.loads(row.report) for row in reports], writer, missing)
 
 
 def _task(writer: ChunkWriter) -> Any:
@@ -181,22 +201,26 @@ def _task(writer: ChunkWriter) -> Any:
 
 def _check(reports: Sequence[list[Any]], writer: ChunkWriter, missing: Sequence[int]) -> None:
     for chunk, *reply in sorted(reports):
-        if reply[0] == "too-large":
-            raise IncompatibleData(
-                f"chunk {chunk} of batch {writer.batch} has {reply[1]} bytes of fields, and {writer.size_bytes_max} "
-                f"are allowed: {Remedy.SHORTER_FIELDS}"
-            )
-        if reply[0] == "overflow":
-            raise overflow(reply[1], reply[2], writer.batch)
-        if reply[0] == "incompatible":
-            raise IncompatibleData(reply[1])
-        redis_scripts.raise_refusal(writer.keys, reply)
+        _require_written(chunk, reply, writer)
     written = sorted(report[0] for report in reports)
     if written != sorted(missing):
         raise MarkerRefused(
             f"batch {writer.batch}: chunks {written} were written where {sorted(missing)} were missing; "
             f"{Remedy.START_AGAIN}, which writes the missing ones"
         )
+
+
+def _require_written(chunk: int, reply: Sequence[Any], writer: ChunkWriter) -> None:
+    if reply[0] == "too-large":
+        raise IncompatibleData(
+            f"chunk {chunk} of batch {writer.batch} has {reply[1]} bytes of fields, and {writer.size_bytes_max} "
+            f"are allowed: {Remedy.SHORTER_FIELDS}"
+        )
+    if reply[0] == "overflow":
+        raise overflow(reply[1], reply[2], writer.batch)
+    if reply[0] == "incompatible":
+        raise IncompatibleData(reply[1])
+    redis_scripts.raise_refusal(writer.keys, list(reply))
 
 
 def overflow(target: str, field: str, batch: int) -> IncompatibleData:
