@@ -11,9 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onceflow.clicks import now as nows
-from onceflow.clicks.events import Click, Reason
-from onceflow.clicks.now import Counts, Lookup, Now, Pending, Position
+from onceflow.clicks.events import Click, Reason, Rules
+from onceflow.clicks.now import Counts, Lookup, Now, Pending, Position, sums_of
 from onceflow.clicks.results import MarkerView, Snapshot
+from onceflow.client.cluster import Fetched
+from onceflow.wire.batch import Record, encode_batch, encode_retained, read_header
 
 TOPIC = "t"
 PARTITIONS_MAX = 3
@@ -490,3 +492,18 @@ def test_estimate_covers_the_real_memory() -> None:
     finally:
         tracemalloc.stop()
     assert used < pending.size_bytes < 4 * used
+
+
+def test_many_records_are_summed_in_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first range begins within a batch, and compaction has removed offsets of another."""
+    monkeypatch.setattr(nows, "RANGE_EVENTS", 3)
+    value = b'{"uid":"u","click_count":2}'
+    first = encode_batch([Record(offset, 0, None, value) for offset in range(5)])
+    rest = encode_batch([Record(offset, 0, None, value) for offset in range(9)])
+    second = encode_retained(
+        read_header(rest)._replace(base_offset=5), [Record(5 + offset, 0, None, value) for offset in (0, 1, 6, 8)]
+    )
+    fetched = Fetched(memoryview(bytes(first + second)), 14, 14, 0, ())
+    ranges = [(end, counts.events, counts.clicks) for end, counts in sums_of(fetched, 2, Rules())]
+    assert ranges == [(5, 3, 6), (13, 3, 6), (14, 1, 2)]
+    assert [end for end, _ in sums_of(Fetched(memoryview(b""), 7, 7, 0, ()), 7, Rules())] == [7]

@@ -126,6 +126,12 @@ MUTANTS = (
     ),
     Mutant(
         "clicks/now.py",
+        "            yield record.offset, counts\n            counts = Counts()\n",
+        "            yield record.offset, counts\n",
+        _NOW + "test_many_records_are_summed_in_ranges",
+    ),
+    Mutant(
+        "clicks/now.py",
         "            low |= {int(partition): begin for partition, (begin, _) in ranges.items()}",
         "            pass",
         _NOW + "test_position_within_a_micro_batch",

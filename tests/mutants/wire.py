@@ -9,6 +9,12 @@ _KNOWN = "wire/test_known_produce.py::"
 MUTANTS = (
     Mutant(
         "wire/batch.py",
+        "        value = value & 0x7F | byte << 7\n",
+        "        value = value & 0x7F | byte << 8\n",
+        _BATCH + "test_there_and_back",
+    ),
+    Mutant(
+        "wire/batch.py",
         "        return (self.base_sequence + self.last_offset_delta) % _SEQUENCE_MODULUS",
         "        return self.base_sequence + self.last_offset_delta",
         "log/test_producers.py::test_rule_6_wrapped_sequences_survive_a_restart",

@@ -13,6 +13,7 @@ beyond the marker need more memory than `bytes_max`, and when the log has lost r
 """
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from onceflow.clicks.events import KEY_FIELD, VALUE_FIELD, Rules
-from onceflow.clicks.now import Counts, Lookup, Now, Position
+from onceflow.clicks.now import Counts, Lookup, Now, Position, sums_of
 from onceflow.clicks.plan import Plan, parse_plan
 from onceflow.clicks.results import MarkerView, OtherJob, RedisUnreachable, Results, Snapshot, refuse_other_job
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster, Fetched
 from onceflow.client.errors import ClientError, OffsetOutOfRange
 from onceflow.client.metadata import TopicMetadata
-from onceflow.client.records import committed_records, next_offset, read_records
+from onceflow.client.records import read_records
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
 
@@ -447,9 +448,21 @@ class Live:
     def _take(
         self, now: Now, begins: Mapping[int, int], fetched: Mapping[int, Fetched], at_ms: int, stop: threading.Event
     ) -> None:
-        """Add the records fetched since `at_ms`, as soon as the clicks of their users can be looked up."""
-        parts = {number: self._judged(part, begins[number]) for number, part in fetched.items()}
-        filled = {number: part for number, part in parts.items() if part[0] > begins[number]}
+        """Add the records fetched since `at_ms`, some at a time."""
+        sums = [sums_of(part, begins[number], self._rules) for number, part in fetched.items()]
+        ends = dict(begins)
+        for some in itertools.zip_longest(*sums):
+            parts = dict(zip(fetched, some, strict=True))
+            filled = {number: part for number, part in parts.items() if part is not None and part[0] > ends[number]}
+            self._take_some(now, ends, filled, stop)
+            ends |= {number: end for number, (end, _) in filled.items()}
+        with self._changed:
+            self._see_ends(now, fetched, at_ms)
+
+    def _take_some(
+        self, now: Now, begins: Mapping[int, int], filled: Mapping[int, tuple[int, Counts]], stop: threading.Event
+    ) -> None:
+        """Add these sums as soon as the clicks of their users can be looked up."""
         places = {number: begins[number] for number in filled}
         lookup: Lookup | None = None
         while not stop.is_set() and not self._stop.is_set():
@@ -459,19 +472,11 @@ class Live:
                 unknown = now.unknown_users(counts for _, counts in filled.values())
                 if not unknown or (lookup is not None and now.is_usable(lookup, unknown, places)):
                     self._add(now, begins, filled, lookup)
-                    self._see_ends(now, fetched, at_ms)
                     return
                 if lookup is not None:
                     # Redis has written or lost a micro-batch: until the base has followed.
                     self._changed.wait(POLL_S)
             lookup = self._look_up(sorted(unknown))
-
-    def _judged(self, fetched: Fetched, begin: int) -> tuple[int, Counts]:
-        end = next_offset(fetched, begin)
-        counts = Counts()
-        for record in committed_records(fetched, begin, end):
-            counts.add(self._rules.judge(record.value))
-        return end, counts
 
     def _add(
         self,

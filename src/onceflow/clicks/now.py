@@ -12,11 +12,13 @@ range is read from the log again. Neighbouring ranges are joined when they becom
 
 import heapq
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from onceflow.clicks.events import Click, Reason
+from onceflow.clicks.events import Click, Reason, Rules
 from onceflow.clicks.results import MarkerView, Snapshot
+from onceflow.client.cluster import Fetched
+from onceflow.client.records import committed_records, next_offset
 
 RANGE_EVENTS = 500
 """Number of events from which a range gets no further records."""
@@ -72,6 +74,20 @@ class Counts:
 
     def _parts(self) -> Iterable[dict[str, int]]:
         return (self.by_user, self.by_os, self.by_reason)
+
+
+def sums_of(fetched: Fetched, begin: int, rules: Rules) -> Iterator[tuple[int, Counts]]:
+    """Yield the sums of the records from `begin` on, one range at a time, each with the offset after it.
+
+    After a stall of the disk, thousands are acknowledged at once: readers see the first ones before all are summed.
+    """
+    end, counts = next_offset(fetched, begin), Counts()
+    for record in committed_records(fetched, begin, end):
+        if counts.events == RANGE_EVENTS:
+            yield record.offset, counts
+            counts = Counts()
+        counts.add(rules.judge(record.value))
+    yield end, counts
 
 
 class Tally:
