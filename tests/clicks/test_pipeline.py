@@ -1,14 +1,19 @@
 """The pipeline in real Spark on seeded data that is as irregular as real logs."""
 
+import contextlib
 import csv
 import json
 import random
 import re
 import shlex
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from click.testing import CliRunner
@@ -26,7 +31,6 @@ from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from onceflow.client.errors import UnknownTopic
 from onceflow.remedies import Remedy
-from onceflow.spark.exactly_once.checkpoint_lock import without_driver
 from onceflow.spark.offsets import OffsetRange
 from onceflow.spark.redis_sink import IncompatibleData, MarkerRefused, MissingRanges, RedisSink, RepairFailed
 from tests import remedies
@@ -36,6 +40,14 @@ from tests.conftest import RedisProcess
 
 SEED = 2017
 SYSTEMS = ("17", "2", "20", "12")
+HOLDER = """
+import sys
+from pathlib import Path
+from onceflow.spark.exactly_once.checkpoint_lock import without_driver
+with without_driver(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -190,13 +202,24 @@ def stopped_as_it_failed(query: StreamingQuery, _: RedisSink, stop: threading.Ev
     stop.set()
 
 
+@contextlib.contextmanager
+def held_by_another_process(checkpoint: Path) -> Iterator[None]:
+    """Hold the checkpoint's lock. This process would lose it where the message about the holder is read."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(checkpoint)], stdin=PIPE, stdout=PIPE, text=True)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        yield
+        # The end of its input ends it.
+
+
 def test_stop_ends_wait_for_other_driver(run: CountingRun, spark: SparkSession, tmp_path: Path) -> None:
     write(run.bootstrap, run.topic, GOOD_AND_BAD)
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    with without_driver(checkpoint):
+    with held_by_another_process(checkpoint):
         ClickPipeline(run.bootstrap, run.topic, str(checkpoint), redis_url=run.url, hash_key=run.hash_key).stream(
             spark, stop
         )
