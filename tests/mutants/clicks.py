@@ -125,6 +125,12 @@ MUTANTS = (
         _INGEST + "test_endpoint.py::test_slow_heads_are_closed",
     ),
     Mutant(
+        "clicks/live.py",
+        " if ends.get(number) == begins[number]}\n",
+        "}\n",
+        "clicks/test_live_ranges.py::test_users_are_counted_once_between_batches",
+    ),
+    Mutant(
         "clicks/now.py",
         "            yield record.offset, counts\n            counts = Counts()\n",
         "            yield record.offset, counts\n",

@@ -463,12 +463,15 @@ class Live:
         self, now: Now, begins: Mapping[int, int], filled: Mapping[int, tuple[int, Counts]], stop: threading.Event
     ) -> None:
         """Add these sums as soon as the clicks of their users can be looked up."""
-        places = {number: begins[number] for number in filled}
         lookup: Lookup | None = None
         while not stop.is_set() and not self._stop.is_set():
             with self._changed:
                 if now is not self._now:
                     return
+                # Those that the base has moved beyond are read again, from its end on.
+                ends = now.pending.ends
+                filled = {number: part for number, part in filled.items() if ends.get(number) == begins[number]}
+                places = {number: begins[number] for number in filled}
                 unknown = now.unknown_users(counts for _, counts in filled.values())
                 if not unknown or (lookup is not None and now.is_usable(lookup, unknown, places)):
                     self._add(now, begins, filled, lookup)
