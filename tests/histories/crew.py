@@ -18,7 +18,10 @@ class Crew:
     """Workers of one kind of task; use as a context, which ends them and raises the error of one that failed.
 
     With `hang_s`, a worker that completes no step for that long is abandoned, and another one with its name takes its
-    place: librdkafka 2.16 waits indefinitely for a group coordinator that Metadata has dropped (its issue 5511).
+    place, unless its sends are in no transaction: librdkafka 2.16 waits indefinitely for a group coordinator that
+    Metadata has dropped (its issue 5511). Its consumers can also stand still for good: one thread waits for the lock of
+    the client with that of a partition (rd_kafka_toppar_handle_OffsetForLeaderEpoch), another one for the partition's
+    with the client's (rd_kafka_broker_fail), and `consume` for the partition's.
     """
 
     def __init__(
@@ -58,7 +61,8 @@ class Crew:
     def _replace_hung(self) -> None:
         while self._hang_s is not None and not self._ended.wait(WATCH_S):
             for place, worker in enumerate(self._running):
-                if worker.is_alive() and time.monotonic() - worker.progressed > self._hang_s:
+                is_hung = worker.is_alive() and time.monotonic() - worker.progressed > self._hang_s
+                if is_hung and worker.may_be_abandoned:
                     worker.is_replaced = True
                     self._running[place] = self._new(type(worker), worker.name)
                     self.all.append(self._running[place])

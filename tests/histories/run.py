@@ -44,6 +44,8 @@ JUMPS_MS = (1_000, 60_000, 3_600_000)
 """Maximum jump: after days the broker would forget idempotent producers and offsets."""
 FIGURES = "figures.json"
 COPIED_WITHIN_S = 300.0
+HUNG_CALL_S = 150.0
+"""Longer than the calls of one step, which have limits of 60 s."""
 ENDS_WITHIN_S = 60.0
 WRITERS = (Sender, Sender, Mixer, Mixer)
 READERS = (Reader, Reader)
@@ -101,11 +103,13 @@ def create_topics(bootstrap: str) -> None:
 def observed(work: Run, rage: Callable[[], None], *, hang_s: float | None = None) -> tuple[History, Counter[str]]:
     """Return the history of all workers during `rage`, read to its end, and its figures.
 
-    With `hang_s`, a copier without progress for that long is replaced, as a killed process would be.
+    With `hang_s`, a copier without progress for that long is replaced, as a killed process would be; others are after
+    HUNG_CALL_S.
     """
     copied = threading.Event()
-    with Crew(work, READERS, copied) as readers, Crew(work, COPIERS, copied, hang_s) as copiers:
-        with Crew(work, WRITERS, work.stopping) as writers:
+    others_s = None if hang_s is None else HUNG_CALL_S
+    with Crew(work, READERS, copied, others_s) as readers, Crew(work, COPIERS, copied, hang_s) as copiers:
+        with Crew(work, WRITERS, work.stopping, others_s) as writers:
             rage()
         await_copies(work)
     _read_to_end(work)
@@ -113,6 +117,7 @@ def observed(work: Run, rage: Callable[[], None], *, hang_s: float | None = None
     figures = _figures(work, [*readers.all, *copiers.all, *writers.all])
     if hang_s is not None:
         figures["replaced copiers"] = sum(worker.is_replaced for worker in copiers.all)
+        figures["replaced others"] = sum(worker.is_replaced for worker in (*readers.all, *writers.all))
     return history, figures
 
 

@@ -31,6 +31,22 @@ class HangingOnce(Step):
             super().step()
 
 
+class HangingTwice(Step):
+    """The first two workers hang until the run stops."""
+
+    def step(self) -> None:
+        if self.work.next_value() < 2:
+            self.work.stopping.wait(WITHIN_S)
+        else:
+            super().step()
+
+
+class Kept(HangingTwice):
+    """Its records would be missing in the history."""
+
+    may_be_abandoned = False
+
+
 class Failing(Step):
     """Fails with an error that no client raises."""
 
@@ -55,6 +71,14 @@ def test_workers_without_limit_are_not_replaced() -> None:
         assert work.copied.wait(WITHIN_S)
         work.stopping.set()
     assert len(crew.all) == 2
+
+
+def test_a_worker_with_unknown_sends_stays() -> None:
+    work, ended = Run("", 0), threading.Event()
+    with Crew(work, [Kept, HangingTwice], ended, HANG_S) as crew:
+        assert work.copied.wait(WITHIN_S)
+        assert [worker.is_replaced for worker in crew.all] == [False, True, False]
+        work.stopping.set()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

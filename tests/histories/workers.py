@@ -149,6 +149,9 @@ class Sends:
 class Worker(threading.Thread):
     """Run one session after the other until the run stops; keep an error other than KafkaException in `failure`."""
 
+    may_be_abandoned = True
+    """Whether nothing that a hung worker has done is missing in the history."""
+
     def __init__(self, run: Run, name: str, stopping: threading.Event) -> None:
         super().__init__(name=name, daemon=True)
         self.work = run
@@ -270,6 +273,8 @@ def poll_of(message: Message) -> Poll:
 
 class Sender(Worker):
     """Sends a few records without a transaction."""
+
+    may_be_abandoned = False
 
     def open(self) -> None:
         self._producer = self.producer()
