@@ -5,7 +5,7 @@ The read model is a model here, since a real one would have to advance between t
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,15 @@ def value_of(uid: str) -> bytes:
     return json.dumps({"uid": uid, "click_count": 1}).encode()
 
 
+def sums(ranges: Mapping[int, tuple[int, int]]) -> Counts:
+    """Return the sums of the records of each partition from one offset up to another."""
+    counts = Counts()
+    for number, (begin, end) in ranges.items():
+        for uid in LOG[number][begin:end]:
+            counts.add(RULES.judge(value_of(uid)))
+    return counts
+
+
 class ModelResults:
     """The counts up to some offsets; `lookups` are called before each lookup, in order."""
 
@@ -37,17 +46,13 @@ class ModelResults:
         self.batches = 0
         self.lookups: list[Callable[[], None]] = []
 
-    def count(self, **ends: int) -> None:
+    def count(self, ends: dict[int, int]) -> None:
         self.batches += 1
-        self.ends = {int(name.removeprefix("p")): end for name, end in ends.items()}
+        self.ends = ends
 
     @property
     def counts(self) -> Counts:
-        counts = Counts()
-        for number, end in self.ends.items():
-            for uid in LOG[number][:end]:
-                counts.add(RULES.judge(value_of(uid)))
-        return counts
+        return sums({number: (0, end) for number, end in self.ends.items()})
 
     @property
     def marker(self) -> MarkerView:
@@ -99,17 +104,14 @@ def test_users_are_counted_once_between_batches(monkeypatch: pytest.MonkeyPatch)
         live._replace_base(cluster, now, results.snapshot(), dict(results.ends))
 
     def count_first_and_follow() -> None:
-        results.count(p0=3, p1=0)
+        results.count({0: 3, 1: 0})
         follow()
 
     def count_more() -> None:
-        results.count(p0=5, p1=0)
+        results.count({0: 5, 1: 0})
 
     def read(_cluster: Any, partition: int, begin: int, end: int, _bytes_max: int) -> Counts:
-        counts = Counts()
-        for uid in LOG[partition][begin:end]:
-            counts.add(RULES.judge(value_of(uid)))
-        return counts
+        return sums({partition: (begin, end)})
 
     monkeypatch.setattr(live, "_read", read)
     results.lookups = [count_first_and_follow, count_more]
@@ -122,6 +124,6 @@ def test_users_are_counted_once_between_batches(monkeypatch: pytest.MonkeyPatch)
             if not results.lookups:
                 follow()
     assert now.clicks_of("bob") == 3
-    results.count(p0=20, p1=10)
+    results.count({0: 20, 1: 10})
     follow()
     assert now.snapshot().clicks == 30

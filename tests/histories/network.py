@@ -131,7 +131,7 @@ class _End(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         peer = transport.get_extra_info("peername")
-        if peer is None or self._network._is_closing:  # Without a peer it is closed already.
+        if peer is None or self._network._is_closing:  # A closed connection has no peer.
             self.abort()
             return
         self._flow = self._flow_from(peer[0])

@@ -107,7 +107,7 @@ def observed(work: Run, rage: Callable[[], None], *, hang_s: float | None = None
     HUNG_CALL_S.
     """
     copied = threading.Event()
-    others_s = None if hang_s is None else HUNG_CALL_S
+    others_s = hang_s and HUNG_CALL_S
     with Crew(work, READERS, copied, others_s) as readers, Crew(work, COPIERS, copied, hang_s) as copiers:
         with Crew(work, WRITERS, work.stopping, others_s) as writers:
             rage()

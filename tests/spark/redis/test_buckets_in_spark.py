@@ -24,7 +24,7 @@ from onceflow.spark.redis_sink import (
     RedisSink,
 )
 from tests.spark.exactly_once.test_checkpoint import SparkFiles
-from tests.spark.redis.chunking import DRIVER, TASKS, WHOLE, write_in
+from tests.spark.redis.chunking import DRIVER, TASKS, WHOLE, let_write, write_in
 from tests.spark.redis.test_buckets import Row
 from tests.spark.redis.test_buckets import buckets as buckets_of
 from tests.spark.redis.test_intervals import rows_of as intervals_of
@@ -208,9 +208,9 @@ def test_sink_show_and_reset(query: Query) -> None:
 
 @pytest.mark.parametrize("way", [WHOLE, DRIVER, TASKS])
 def test_row_of_no_bucket(query: Query, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_in(way, 1, monkeypatch)
     if way != WHOLE:
         monkeypatch.setattr(redis_rows, "WHOLE_ROWS_MAX", 0)
+        let_write(way, monkeypatch)
     sink = query.start()
     query.batch(0)
     query.files.plan(1, {"clicks": {"0": 10}})

@@ -220,7 +220,7 @@ def _require_written(chunk: int, reply: Sequence[Any], writer: ChunkWriter) -> N
         raise overflow(reply[1], reply[2], writer.batch)
     if reply[0] == "incompatible":
         raise IncompatibleData(reply[1])
-    redis_scripts.raise_refusal(writer.keys, list(reply))
+    redis_scripts.raise_refusal(writer.keys, reply)
 
 
 def overflow(target: str, field: str, batch: int) -> IncompatibleData:
