@@ -69,3 +69,11 @@ def test_the_shown_address_can_be_opened() -> None:
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_bodies_do_not_wait_for_acknowledgements() -> None:
+    """TCP_NODELAY holds for accepted connections too."""
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

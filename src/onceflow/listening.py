@@ -40,9 +40,13 @@ def listen(host: str, port: int, *, option: str = "--") -> socket.socket:
         raise CannotListen(f"'{host}' is not an address of this machine ({error.strerror}): {this_machine}") from error
     family, _, _, _, address = addresses[0]
     try:
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise CannotListen(_why_not(error, host, port, option)) from error
+    # asyncio does this only for a socket whose protocol is named. Without it, the body of a response waits until the
+    # client acknowledges the head: 40 ms. Accepted connections inherit it.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def _why_not(error: OSError, host: str, port: int, option: str) -> str:
