@@ -127,14 +127,17 @@ def start(broker: BrokerProcess) -> None:
     broker.start()
 
 
-def await_progress(mirror: MirrorProcess, bootstrap: str) -> int:
-    """Wait until the mirror has committed, and start it when it has found a broker down; return these starts."""
+def await_progress(mirror: MirrorProcess, bootstrap: str, writer: Writer) -> int:
+    """Wait until the mirror has committed, and start it when it has found a broker down; return these starts.
+
+    A mirror that has everything commits nothing more when the writer has ended.
+    """
     starts = 0
     with Cluster(bootstrap) as cluster:
         before = progress_of(cluster)
         deadline = time.monotonic() + PROGRESS_S
-        while progress_of(cluster) <= before:
-            assert time.monotonic() < deadline, "no progress"
+        while progress_of(cluster) <= before and writer.thread.is_alive():
+            assert time.monotonic() < deadline, f"no progress; {writer.committed} records are committed"
             if mirror.exit_code is not None:
                 assert any(text in mirror.last_line for text in UNREACHED), mirror.last_line
                 mirror.start()
@@ -164,7 +167,7 @@ def test_kills_lose_and_repeat_nothing(tmp_path: Path, record_property: RecordPr
         writer.thread.start()
         while writer.thread.is_alive():
             time.sleep(choice.uniform(*PAUSE_S))
-            restarts += await_progress(mirror, target.bootstrap)
+            restarts += await_progress(mirror, target.bootstrap, writer)
             victim = choice.choice(list(kills))
             kills[victim] += 1
             if victim == "mirror":
