@@ -292,19 +292,20 @@ class Sender(Worker):
 
 
 class Reader(Worker):
-    """Polls every partition, and sometimes restarts at another offset."""
+    """Polls every partition, and sometimes restarts at another offset.
+
+    It does that with another client: a second `assign` of librdkafka 2.16 waits for good, with Python's lock, if two
+    threads of the client wait for each other's locks.
+    """
 
     def open(self) -> None:
         self._consumer = consumer_at(self.work.bootstrap)
-        self._rewind()
-
-    def _rewind(self) -> None:
         self._consumer.assign(self.beginning(self._consumer))
         self.record(Outcome.OK, moved=KEYS)
 
     def step(self) -> None:
         if self.chance.random() < REWIND_CHANCE:
-            self._rewind()
+            self.open()
         self.record(Outcome.OK, polls=poll(self._consumer))
 
 
