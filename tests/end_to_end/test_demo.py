@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -10,13 +11,14 @@ import urllib.request
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onceflow.client.admin import Admin
 from onceflow.client.cluster import Cluster
 from tests.end_to_end.pipeline import ONCEFLOW
-from tests.processes import MARK, processes_of
+from tests.processes import MARK, jvms_of, processes_of
 
 WITHIN_S = 300
 
@@ -39,6 +41,27 @@ def minutes(port: int) -> list[dict[str, int]]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/series?per=minute", timeout=60) as response:
         rows: list[dict[str, int]] = json.load(response)
     return rows
+
+
+def snapshot(port: int) -> dict[str, Any]:
+    """Return what the page shows."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/snapshot", timeout=60) as response:
+        document: dict[str, Any] = json.load(response)
+    return document
+
+
+def kill_spark_as_printed(printed: str, mark: str, port: int) -> None:
+    """Enter the command that the demo prints, and wait until another JVM has counted."""
+    _, _, command = next(line for line in printed.splitlines() if "kill Spark" in line).partition("kill Spark ")
+    jvms = jvms_of(mark)
+    assert len(jvms) == 1
+    subprocess.run(shlex.split(command), check=True, timeout=30)
+    eventually(lambda: not set(jvms) & set(jvms_of(mark)))
+    shown = snapshot(port)
+    assert shown["now"]["live"]
+    eventually(lambda: snapshot(port)["totals"]["events"] > shown["totals"]["events"])
+    eventually(lambda: snapshot(port)["batch"]["number"] > shown["batch"]["number"] + 2)
+    assert len(jvms_of(mark)) == 1
 
 
 def data_with_free_ports(directory: Path) -> Path:
@@ -92,6 +115,7 @@ def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
         assert "/logs/{broker,redis,generator,page,spark,jvm}.log" in shown
         assert "WARN" not in shown, "Spark's output belongs in its log"
         assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"
+        kill_spark_as_printed(shown, mark, ports["page"])
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()

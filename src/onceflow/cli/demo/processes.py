@@ -292,6 +292,8 @@ class Laptop:
         say(f"  verify     {onceflow} verify --bootstrap {self.bootstrap} --redis {self.redis_url}")
         archive = shlex.quote(str(self.archive))
         say(f"  query      {onceflow} query top os --archive {archive} --bootstrap {self.bootstrap}")
+        # Spark's JVM is a child of the driver, which starts another one.
+        say(f"  kill Spark pkill -9 -P {self.supervisor.children['spark'].pid} java")
         reset = reset_command(onceflow, self.directory)
         say(f"  Ctrl-C     stops everything; the next start resumes from here; '{reset}' deletes it")
         say()

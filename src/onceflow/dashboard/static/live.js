@@ -119,7 +119,7 @@ function problems() {
   }
   if (stopped !== null && services.redis.state !== "down") {
     const backlog = plural(lag.messages, "message is", "messages are");
-    list.push(["warn", `No micro-batch for ${age(now_ms() - stopped)}.`, `The stream has stopped or is restarting; ${backlog} not counted yet. Resume with: onceflow run`]);
+    list.push(["warn", `No micro-batch for ${age(now_ms() - stopped)}.`, `The query has stopped or is restarting; ${backlog} not counted yet. If it has ended, start it again with the same options.`]);
   }
   return list;
 }
