@@ -605,14 +605,16 @@ def test_the_command_sends_rejects_and_sums_up(bootstrap: str, topic: str, tmp_p
     rejected = [json.loads(line) for line in rejects.read_text().splitlines()]
     assert [(row["file"], row["line"], row["reason"], row["text"]) for row in rejected] == [
         (str(path), 4, "uid is empty", ",3000,c"),
-        (str(path), 5, "event_time 'x' is not a time in the format ms", "1,x,d"),
+        (str(path), 5, "event_time 'x' is not a time in the format ms (--time-format)", "1,x,d"),
     ]
     again = run(path, *mapping, *where)
     assert "2 rows rejected" in again.stdout
     assert "counts them twice" in again.stdout
     assert len(records(bootstrap, topic)) == 4
     iso = run(file_of(tmp_path, "iso.csv", "user_id,at,os\n1,2015-04-28,a\n"), *mapping, *where)
-    assert (iso.exit_code, iso.stderr) == (1, f"onceflow: no row could become an event: see the reasons in {rejects}\n")
+    reason = "event_time '2015-04-28' is not a time in the format ms (--time-format)"
+    message = f"onceflow: no row could become an event: all reasons are in {rejects}, first: {reason}\n"
+    assert (iso.exit_code, iso.stderr) == (1, message)
     assert "1 row rejected" in iso.stdout and "twice" not in iso.stdout
 
 
@@ -648,7 +650,11 @@ def test_from_json_reads_all_fields(bootstrap: str, topic: str, tmp_path: Path, 
     ("options", "message"),
     [
         (["--field", "uid=user"], r"no field 'user' for the event's uid \(did you mean 'user_id'\)"),
-        (["--field", "uid=user_id"], "no field 'click_count' for the event's click_count"),
+        (
+            ["--field", "uid=user_id"],
+            r"no field 'click_count' \(it has user_id, at\): if each row is a click, add --const click_count=1",
+        ),
+        (["--field", "uid=user_id", "--field", "click_count=att"], r"event's click_count \(did you mean 'at'\)"),
     ],
 )
 def test_wrong_mapping_fails_before_topic_creation(

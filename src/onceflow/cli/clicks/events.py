@@ -288,11 +288,18 @@ def replay(
     seconds = time.monotonic() - started
     document = _document(progress, rejects, topic, seconds)
     click.echo(json.dumps(document) if as_json else _summary(document, progress))
+    _exit_unless_sent(progress, rejects)
+
+
+def _exit_unless_sent(progress: "Progress", rejects: "Rejects") -> None:
+    """Exit with a message after an interrupt, or if no row could become an event."""
     if not progress.is_complete:
         print_error(f"onceflow: interrupted; the same command with --skip {progress.position} resumes")
         click.get_current_context().exit(INTERRUPTED)
     if rejects.count and not progress.sent + progress.skipped:
-        print_error(f"onceflow: no row could become an event: see the reasons in {rejects.path}")
+        print_error(
+            f"onceflow: no row could become an event: all reasons are in {rejects.path}, first: {rejects.first_reason}"
+        )
         click.get_current_context().exit(1)
 
 

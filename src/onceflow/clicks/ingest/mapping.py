@@ -152,6 +152,11 @@ class Mapper:
         known = list(columns)
         for name, source in self._sources.items():
             if source not in known and name not in self._optional:
+                if name == source == VALUE_FIELD:
+                    raise WrongMapping(
+                        f"{file} has no field '{source}' (it has {', '.join(known[:20])}): if each row is a click, add "
+                        f"--const {name}=1, or name the field with --field {name}=FIELD"
+                    )
                 near = difflib.get_close_matches(source, known, 1, 0.5)
                 hint = f"did you mean '{near[0]}'" if near else f"it has {', '.join(known[:20])}"
                 raise WrongMapping(
@@ -235,7 +240,9 @@ def time_reader(time_format: str) -> Callable[[str], int]:
         try:
             time_ms = read(text)
         except (ValueError, ArithmeticError):
-            raise Unmappable(f"event_time {text[:40]!r} is not a time in the format {time_format}") from None
+            raise Unmappable(
+                f"event_time {text[:40]!r} is not a time in the format {time_format} (--time-format)"
+            ) from None
         if not 0 <= time_ms <= _MS_MAX:
             raise Unmappable(f"event_time {text[:40]!r} is not between the years 1970 and 9999")
         return time_ms

@@ -115,11 +115,15 @@ def _mapped(mapper: Mapper, row: Row, rejects: "Rejects") -> MappedEvent | None:
 
 
 class Rejects(AbstractContextManager["Rejects"]):
-    """The rejects file, overwritten when the first row is rejected; `count` is the number of rejected rows."""
+    """The rejects file, overwritten when the first row is rejected.
+
+    `count` is the number of rejected rows, `first_reason` the reason of the first.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
+        self.first_reason = ""
         self._file: IO[str] | None = None
 
     def check_is_none_of(self, files: Sequence[Path]) -> None:
@@ -147,6 +151,7 @@ class Rejects(AbstractContextManager["Rejects"]):
             raise ReplayFailed(
                 f"the rejects file {self.path} cannot be written ({error}): {Remedy.OTHER_REJECTS}"
             ) from error
+        self.first_reason = self.first_reason or rejected.reason
         self.count += 1
 
     def __exit__(self, *exc: object) -> None:
