@@ -171,6 +171,10 @@ class Remedy(StrEnum):
     STOP_TEST_BROKER = "stop it first"
     CREATE_WITH_CLIENT = "create {topic} with a client"
 
+    # Spark
+
+    START_SPARK_MASTER = "start one, or use the address of a running one"
+
     # A broker and its data directory
 
     OTHER_BROKER_PORT = (

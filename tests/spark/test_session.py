@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from onceflow.remedies import Remedy
 from onceflow.spark import session
+from tests import remedies
 from tests.processes import MARK, processes_of
 
 
@@ -36,6 +39,20 @@ def test_one_machine_is_tuned_by_its_threads(master: str, partitions: str) -> No
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "local-cluster[2,1,1024]"])
 def test_cluster_keeps_file_system_and_addresses(master: str) -> None:
     assert not session.session_conf(master).keys() & session.ON_ONE_MACHINE.keys()
+
+
+@pytest.mark.remedy(Remedy.START_SPARK_MASTER)
+def test_master_that_does_not_respond() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    unused = f"spark://127.0.0.1:{port}"
+    with pytest.raises(session.MasterUnreachable, match=f"no Spark master responds at {unused}") as raised:
+        session.await_master(unused, within_s=0)
+    remedies.find(Remedy.START_SPARK_MASTER, raised.value)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        session.await_master(f"{unused},127.0.0.1:{listening.getsockname()[1]}", within_s=0)
+    for other in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):
+        session.await_master(other, within_s=0)
 
 
 def test_web_ui_is_off_by_default() -> None:

@@ -24,7 +24,7 @@ from onceflow.client.security import read_security
 from onceflow.errors import OnceflowError
 from onceflow.spark.failure import describe_stop, own_message
 from onceflow.spark.reader.options import FAIL_ON_DATA_LOSS, KAFKA
-from onceflow.spark.session import build_session, is_jvm_lost, on_one_machine
+from onceflow.spark.session import await_master, build_session, is_jvm_lost, on_one_machine
 from onceflow.spark.sink import ExactlyOnce
 from onceflow.spark.source import register
 
@@ -122,6 +122,7 @@ class StreamingJob(abc.ABC):
                 # Spark's default is 200, and each costs a task in every micro-batch.
                 spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
         else:
+            await_master(self.master)
             spark = build_session(
                 self.name,
                 self.master,

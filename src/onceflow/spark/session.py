@@ -15,9 +15,11 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -28,6 +30,10 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession, SQLContext
 
+from onceflow.errors import OnceflowError
+from onceflow.remedies import Remedy
+
+MASTER_WAIT_S = 60.0
 SHUFFLE_PARTITIONS_MAX = 2
 _CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -46,6 +52,34 @@ ON_ONE_MACHINE = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": f"{_CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
 }
+
+
+class MasterUnreachable(OnceflowError):
+    """No Spark master that a driver can register with."""
+
+
+def await_master(master: str, *, within_s: float = MASTER_WAIT_S) -> None:
+    """Wait until a standalone master accepts connections. Raises MasterUnreachable.
+
+    Spark waits as long, and then ends its session without a reason. Other kinds of masters are not checked.
+    """
+    kind, _, addresses = master.partition("://")
+    if kind != "spark":
+        return
+    deadline = time.monotonic() + within_s
+    while not any(map(_accepts, addresses.split(","))):
+        if time.monotonic() >= deadline:
+            raise MasterUnreachable(f"no Spark master responds at {master}: {Remedy.START_SPARK_MASTER}")
+        time.sleep(0.5)
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=2):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def build_session(
