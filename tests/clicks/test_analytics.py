@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from onceflow.clicks.analytics import Analytics, Session
 from onceflow.clicks.counted import NotCounted, Removed
 from onceflow.clicks.measures import RETENTION_MS, MeasureSettings
+from onceflow.clicks.moments import iso_text
 from onceflow.clicks.windows import DAY, HOUR, MINUTE, WindowCounts
 from onceflow.remedies import Remedy
 from tests import remedies
@@ -177,6 +178,7 @@ def test_removed_minutes_are_not_guessed(run: CountingRun, analytics: Analytics,
     with pytest.raises(Removed) as refused:
         analytics.windows(7 * MINUTE.ms, **times)
     remedies.find(Remedy.WHOLE_HOURS, refused.value)
+    assert f"needs the minute from {iso_text(MINUTE.start_of(FIRST_MS))} on" in str(refused.value)
     hours = analytics.windows(HOUR.ms, **times)
     assert sum(one.events for one in hours) == 60 and hours[0].users is None
     late = analytics.windows(7 * MINUTE.ms, begin_ms=max(event[4] for event in made) - 30 * MINUTE.ms)

@@ -311,8 +311,25 @@ def test_command_prints_three_layouts(tmp_path: Path) -> None:
     assert ask("totals", "--where", "os=x", *archive).splitlines()[1].split()[:3] == ["1", "1", "1"]
     assert "2015-04-28T07:00:01.500Z" in ask("timeline", "bob", *archive)
     assert ask("counts", "--to", "2015-04-28", *archive, "--json") == "[]\n"
-    none = CliRunner().invoke(onceflow, ["query", "top", "os", "--where", "page=a", "--archive-only", *archive])
+    none = CliRunner().invoke(onceflow, ["query", "top", "os", "--where", "os=none", "--archive-only", *archive])
     assert (none.stdout, none.stderr, none.exit_code) == ("", "no event matches\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["top", "pge"], ["pge"]),
+        (["counts", "--by", "page", "--where", "contry=DE", "--where", "os=iOS"], ["contry"]),
+        (["totals", "--where", "contry=DE", "--where", "contry=FR", "--where", "a/~b=1"], ["contry"]),
+        (["timeline", "ann", "--where", "uid=ann"], []),
+    ],
+)
+def test_fields_that_no_event_has_are_noted(tmp_path: Path, words: list[str], missing: list[str]) -> None:
+    odd: dict[str, Any] = {"a/~b": 1}
+    filled(tmp_path, [[event("ann", START_MS, page="/"), event("bob", START_MS, **odd)]])
+    done = CliRunner().invoke(onceflow, ["query", *words, "--archive-only", "--archive", str(tmp_path), "--json"])
+    assert done.exit_code == 0
+    assert done.stderr.splitlines() == [f"no event has the field '{name}'" for name in missing]
 
 
 def test_wrong_condition_is_refused(tmp_path: Path) -> None:

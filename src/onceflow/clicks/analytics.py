@@ -14,6 +14,7 @@ from onceflow.clicks.counted import Counted, Removed, newest_ms
 from onceflow.clicks.distinct_users import UsersOfWindows
 from onceflow.clicks.last_verify import LastVerify, parse_last_verify
 from onceflow.clicks.measures import CLICKS, EVENTS, FUTURE, NO_TIME, SESSIONS, UID
+from onceflow.clicks.moments import iso_text
 from onceflow.clicks.results import MarkerView, Results, refuse_other_job
 from onceflow.clicks.windows import (
     DAY,
@@ -460,7 +461,8 @@ class Analytics(Results):
         if begin_ms is not None and begin_ms < floor_ms:
             oldest_ms = self._oldest_day_ms()
             if oldest_ms is None or oldest_ms < floor_ms:
-                raise Removed(f"retention keeps the sessions that end from {floor_ms} ms on: {Remedy.LATER_FROM}")
+                kept = f"retention keeps the sessions that end from {iso_text(floor_ms)} on"
+                raise Removed(f"{kept}: {Remedy.LATER_FROM}")
         return self._range(marker, begin_ms, end_ms)
 
     def _sums(self, buckets: Sequence[Bucket], by: str | None) -> list[dict[tuple[str, str], int]]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from onceflow.clicks.events import TIME_FIELD
 from onceflow.clicks.measures import MeasureSettings
+from onceflow.clicks.moments import iso_text
 from onceflow.clicks.plan import parse_plan
 from onceflow.clicks.results import MarkerView
 from onceflow.clicks.windows import WIDTHS, Bucket, Width
@@ -33,6 +34,11 @@ class Counted:
     @property
     def measures(self) -> MeasureSettings:
         return self._measures
+
+    @property
+    def topic(self) -> str | None:
+        """Topic of the events; None before the first micro-batch."""
+        return next(iter(self._marker.offsets), None)
 
     @property
     def newest_ms(self) -> int | None:
@@ -86,8 +92,8 @@ class Counted:
             floor_ms = self.floor_ms(target.format(bucket.width.name))
             if bucket.start_ms < floor_ms:
                 raise Removed(
-                    f"this time needs the {bucket.width.name} from {bucket.start_ms} ms on, and retention keeps those "
-                    f"from {floor_ms} ms on: {remedy}"
+                    f"this time needs the {bucket.width.name} from {iso_text(bucket.start_ms)} on, and retention keeps "
+                    f"those from {iso_text(floor_ms)} on: {remedy}"
                 )
 
     def smallest_kept(self, at_ms: int) -> Width:

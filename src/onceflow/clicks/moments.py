@@ -21,6 +21,12 @@ def duration_ms(text: str) -> int | None:
     return sum(int(count) * unit_ms for count, unit_ms in zip(match.groups(), _UNIT_MS, strict=True) if count)
 
 
+def iso_text(ms: int) -> str:
+    """Return a time for a message: ISO 8601 in UTC, as options and parameters accept it."""
+    moment = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
 def moment_ms(text: str, now_ms: int, zone: datetime.tzinfo = datetime.UTC) -> int:
     """Return a time in ms since 1970. Raises WrongTime.
 

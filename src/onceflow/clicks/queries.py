@@ -214,6 +214,14 @@ class Events:
             f'ORDER BY event_time DESC, partition DESC, "offset" DESC LIMIT {int(count)}',
         )
 
+    def has(self, dimension: str) -> bool:
+        """Return whether any event has the field of a dimension."""
+        if dimension in _COLUMNS:
+            return True
+        query = _Query()
+        query.conditions.append(f"json_exists(extra, {query.pointer(dimension)})")
+        return bool(self._rows(query, ALL, "SELECT 1 AS found", "LIMIT 1"))
+
     def _rows(self, query: "_Query", selection: Selection, select: str, end: str = "") -> list[Row]:
         paths = self._archive.paths(self._version, selection.begin_ms, selection.end_ms)
         columns = ", ".join(f'"{name}"' for name in SCHEMA.names)
@@ -252,7 +260,7 @@ class _Query:
 
     def dimension(self, name: str) -> str:
         """Return the expression for a dimension's value."""
-        return name if name in _COLUMNS else _value("extra", self._pointer(name))
+        return name if name in _COLUMNS else _value("extra", self.pointer(name))
 
     def grouped(self, name: str) -> tuple[str, str]:
         """Return a column to group by, and the expression for a dimension's value over this column.
@@ -261,7 +269,7 @@ class _Query:
         """
         if name in _COLUMNS:
             return name, name
-        json = f"json_extract(extra, {self._pointer(name)})"
+        json = f"json_extract(extra, {self.pointer(name)})"
         return f"CASE WHEN strlen({json}) <= {_JSON_BYTES_MAX} THEN {json} END AS json", _value("json", "''")
 
     def condition(self, name: str, values: list[str]) -> str:
@@ -271,9 +279,9 @@ class _Query:
         if name in _COLUMNS or UNKNOWN in values:
             return exact
         # Most events differ in the text already, which is cheaper to compare.
-        return f"json_extract_string(extra, {self._pointer(name)}) IN {chosen} AND {exact}"
+        return f"json_extract_string(extra, {self.pointer(name)}) IN {chosen} AND {exact}"
 
-    def _pointer(self, name: str) -> str:
+    def pointer(self, name: str) -> str:
         """Return the JSON pointer of a field in `extra`."""
         return self.parameter("/" + name.replace("~", "~0").replace("/", "~1"))
 

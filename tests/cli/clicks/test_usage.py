@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from onceflow.cli import onceflow
 
 FIELDS = ["--field", "uid=user"]
+REVERSED = ["--from", "2026-02-15", "--to", "2026-02-14"]
 
 
 @pytest.mark.parametrize("command", ["run", "verify", "clicks", "dead", "dashboard", "sink reset redis"])
@@ -35,6 +36,9 @@ def test_invalid_redis_addresses_are_wrong_usage(command: str, url: str) -> None
         (["clicks", "ada", "--top", "3"], "choose one"),
         (["log", "dump", __file__, "--format", "first", "--records"], "leave --records, --offset and --topic out"),
         (["generate", "--json", "--echo"], "choose one"),
+        (["windows", "--length", "1h", *REVERSED], "--from is after --to"),
+        (["sessions", *REVERSED], "--from is after --to"),
+        (["query", "totals", *REVERSED, "--archive-only"], "--from is after --to"),
         (["replay", "f.csv", *FIELDS, "--const", "uid=1"], "'uid' is given by --field and by --const"),
         (["replay", "f.csv", *FIELDS, "--const", "click_count=x"], "is not a count"),
         (["replay", "f.csv", *FIELDS, "--time-format", "foo"], "nor a pattern like"),

@@ -5,6 +5,7 @@ import html
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import redis
 
 from onceflow.clicks import analytics
+from onceflow.clicks.results import Keys
 from onceflow.client.cluster import Cluster
 from onceflow.dashboard import app
 from onceflow.dashboard.api import openapi
@@ -129,6 +131,12 @@ def test_invalid_values_are_refused(api: Api, name: str) -> None:
         assert len(content["error"]) < 1_000
 
 
+def test_ranges_that_end_before_they_begin(api: Api) -> None:
+    status, _, content = api.get("series", per="day", since=FIRST_MS + 1, to=FIRST_MS)
+    assert (status, content["code"], content["parameter"]) == (400, "bad-parameter", "from")
+    assert api.rows("series", per="day", since=FIRST_MS, to=FIRST_MS) == []
+
+
 @pytest.mark.parametrize("cursor", ["x", "W10", "WzEsMl0", "Wy0xXQ", "WzFlOTk5XQ", "IiI", "W1tbW1tb" * 100])
 def test_foreign_cursors_are_refused(api: Api, cursor: str) -> None:
     assert api.get("users", cursor=cursor)[2]["parameter"] == "cursor"
@@ -231,6 +239,24 @@ def test_archive_of_other_events(two_days_counted: TwoDays, serve_page: Callable
     empty = serve_page(two_days_counted.addresses, archive=tmp_path / "none").url
     assert refusal(empty, "totals?source=archive")[:2] == (404, "no-archive")
     assert get(empty, f"{PREFIX}totals")[0] == 200
+
+
+def test_archive_before_the_first_micro_batch(two_days_counted: TwoDays, serve_page: Callable[..., Any]) -> None:
+    """The marker of a query that has just started has no offsets; the server has another topic by default."""
+    counted = two_days_counted.addresses
+    started = replace(counted, hash_key=f"started-{counted.hash_key}", topic="user_events")
+    with redis.Redis.from_url(counted.redis_url) as client:
+        marker = client.hgetall(Keys(counted.hash_key).marker)
+        plan = marker[b"plan"].replace(counted.hash_key.encode(), started.hash_key.encode())
+        nothing = {b"plan": plan, b"batch": -1, b"offsets": "{}", b"since": "{}"}
+        client.hset(Keys(started.hash_key).marker, mapping={**marker, **nothing})
+    base = serve_page(started, archive=two_days_counted.archive).url
+    assert get(base, f"{PREFIX}totals?where=os%3DiOS")[0] == 200
+
+
+def test_topic_is_that_of_the_counts(two_days_counted: TwoDays, serve_page: Callable[..., Any]) -> None:
+    base = serve_page(replace(two_days_counted.addresses, topic="user_events")).url
+    assert json.loads(get(base, f"{PREFIX}capabilities")[2])["topic"] == two_days_counted.addresses.topic
 
 
 def test_another_jobs_counts(counted: Counted, serve_page: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ import click
 from onceflow.cli.logs import print_error, print_line
 from onceflow.cli.options import json_option, layout_options, redis_options
 from onceflow.cli.output import print_rows, stdout_may_close, table
-from onceflow.cli.times import duration_ms, moment_ms
+from onceflow.cli.times import duration_ms, moment_ms, refuse_reversed
 
 if TYPE_CHECKING:
     from onceflow.clicks.analytics import Analytics
@@ -93,6 +93,7 @@ def windows(
       onceflow windows --length 1h
       onceflow windows --length 1h --slide 15m --by os --from -6h --json
     """
+    refuse_reversed(begin_ms, end_ms)
     with _open(redis_url, hash_key) as analytics:
         result = analytics.windows(length_ms, slide_ms, by=by, begin_ms=begin_ms, end_ms=end_ms)
     _print(result, layout)
@@ -152,6 +153,7 @@ def sessions(
     """
     if summary and uid is not None:
         raise click.UsageError("--summary covers all users; remove --user")
+    refuse_reversed(begin_ms, end_ms)
     with _open(redis_url, hash_key) as analytics:
         result: Sequence[Any]
         if summary:

@@ -18,7 +18,8 @@ from onceflow.cli.options import bootstrap_option, json_option, layout_options
 from onceflow.cli.output import counted, print_rows, stdout_may_close, table
 from onceflow.cli.security import open_cluster
 from onceflow.cli.spark import ignore_pandas_warnings
-from onceflow.cli.times import moment_ms
+from onceflow.cli.times import moment_ms, refuse_reversed
+from onceflow.clicks import moments
 
 if TYPE_CHECKING:
     from onceflow.clicks.queries import Events, Selection
@@ -180,7 +181,7 @@ def counts(per: str, by: str | None, users: bool, **options: Any) -> None:
     Example:
       onceflow query counts --per hour --from -24h --by os --where country=DE
     """
-    with _asked(options) as (events, selection):
+    with _asked(options, by) as (events, selection):
         rows = events.counts(per, selection, by=by, users=users)
     _show(rows, options["layout"])
 
@@ -196,7 +197,7 @@ def top(dimension: str, count: int, **options: Any) -> None:
     Example:
       onceflow query top page --from 2026-02-14 --to 2026-02-15
     """
-    with _asked(options) as (events, selection):
+    with _asked(options, dimension) as (events, selection):
         rows = events.top(dimension, selection, count=count)
     _show(rows, options["layout"])
 
@@ -275,14 +276,18 @@ def report(
 
 
 @contextlib.contextmanager
-def _asked(options: dict[str, Any]) -> "Iterator[tuple[Events, Selection]]":
-    """Open the events and parse the selection of a query's options."""
+def _asked(options: dict[str, Any], by: str | None = None) -> "Iterator[tuple[Events, Selection]]":
+    """Open the events and parse the selection of a query's options; note dimensions that no event has."""
     from onceflow.clicks.queries import Selection
 
     now_ms = time.time_ns() // 1_000_000
     begin, end = (None if text is None else moment_ms(text, now_ms) for text in (options["begin"], options["end"]))
+    refuse_reversed(begin, end)
     selection = Selection(begin, end, [_condition(text) for text in options["where"]])
     with _opened(options["archive"], options["archive_only"], options["bootstrap"]) as events:
+        for name in dict.fromkeys([*(name for name, _ in selection.where), *([by] if by else [])]):
+            if not events.has(name):
+                note(f"no event has the field '{name}'")
         yield events, selection
 
 
@@ -317,7 +322,4 @@ def _heading(name: str) -> str:
 
 
 def _cell(name: str, value: Any) -> Any:
-    if name not in _TIMES:
-        return value
-    moment = datetime.datetime.fromtimestamp(value / 1000, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds" if value % 1000 else "seconds").replace("+00:00", "Z")
+    return moments.iso_text(value) if name in _TIMES else value

@@ -249,8 +249,9 @@ async def capabilities(service: Service, _: Parsed) -> Reply:
             for what in ("over_time", "sessions")
             if not getattr(measures, what)
         ]
+    topic = None if counted is None else counted.topic
     row = {
-        "topic": service.addresses.topic,
+        "topic": topic or service.addresses.topic,
         "hash_key": service.addresses.hash_key,
         "login": service.login,
         "counted": counted is not None,

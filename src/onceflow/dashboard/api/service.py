@@ -201,7 +201,8 @@ class Service:
                 return unknown
         counted = None if marker is None or marker.counted_fields is None else Counted(marker)
         topics = [self.addresses.topic] if counted is None or marker is None else list(marker.offsets)
-        if topic not in topics:
+        # A query that has just started has no offsets yet.
+        if topics and topic not in topics:
             raise OtherArchive(
                 f"{self.archive} has the events of topic {topic}, and the counts are those of {', '.join(topics)}: "
                 f"{Remedy.MATCHING_ARCHIVE}"

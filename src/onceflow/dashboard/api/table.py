@@ -118,7 +118,11 @@ class Route:
         context = Context(now_ms)
         if "tz" in known:
             context = Context(now_ms, _value(known["tz"], given, context))
-        return {name: _value(parameter, given, context) for name, parameter in known.items()}
+        values = {name: _value(parameter, given, context) for name, parameter in known.items()}
+        begin, end = values.get("from"), values.get("to")
+        if isinstance(begin, int) and isinstance(end, int) and begin > end:
+            raise BadParameter("from", f"from is after to: {given['from'][0]!r}, {given['to'][0]!r}")
+        return values
 
 
 def _value(parameter: Parameter, given: Mapping[str, Sequence[str]], context: Context) -> Any:
