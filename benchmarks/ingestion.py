@@ -1,9 +1,10 @@
 """How many events per second does `onceflow serve` accept, and is everything that it acknowledged in the topic?
 
 A client of our own keeps connections open and sends the next request when the last one is acknowledged, with 1, 10 and
-100 events per request. Broker, server and client share the machine.
+100 events per request. Broker, server and client share the machine; with --pipeline, `onceflow run`, Redis and the
+dashboard with a page in a browser do too.
 
-python -m benchmarks.ingestion [SECONDS]
+python -m benchmarks.ingestion [--pipeline] [SECONDS]
 """
 
 import asyncio
@@ -13,13 +14,17 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from playwright.sync_api import sync_playwright
 
+from benchmarks.now import TOPIC, counted_topic
+from benchmarks.tabs import chromium, dashboard
 from onceflow.client.cluster import EARLIEST, LATEST, Cluster
 from onceflow.client.records import read_records
 from onceflow.testing import BrokerProcess
@@ -86,13 +91,13 @@ def send(url: str, size: int, seconds: float) -> Load:
 
 
 def ids_in(bootstrap: str, topic: str) -> list[str]:
-    """Return the event ids in the topic."""
+    """Return the event ids in the topic; "" for an event without one."""
     with Cluster(bootstrap) as cluster:
         partitions = cluster.require_topic(topic).partitions
         starts = cluster.list_offsets(topic, dict.fromkeys(partitions, EARLIEST))
         ends = cluster.list_offsets(topic, dict.fromkeys(partitions, LATEST))
         return [
-            json.loads(record.value or b"")["event_id"]
+            json.loads(record.value or b"").get("event_id", "")
             for partition in partitions
             for record in read_records(cluster, topic, partition, starts[partition].offset, ends[partition].offset)
         ]
@@ -104,24 +109,46 @@ def cpu_seconds(process_id: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@contextmanager
+def pipeline(directory: Path) -> Iterator[str]:
+    """Start a broker, Redis, `onceflow run` and a dashboard with a page in a browser; return the broker's address."""
+    with (
+        counted_topic(directory, driver=True) as (bootstrap, url),
+        dashboard(directory, bootstrap, url) as (_, address),
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium())
+        browser.new_page().goto(address)
+        yield bootstrap
+        browser.close()
+
+
+@contextmanager
+def broker_alone(directory: Path) -> Iterator[str]:
+    """Start a broker; return its address."""
+    with BrokerProcess(directory / "broker") as broker:
+        yield broker.bootstrap
+
+
 def main(words: Sequence[str]) -> None:
     """Print a row for each size of request."""
-    seconds = float(words[0]) if words else SECONDS
+    numbers = [word for word in words if word != "--pipeline"]
+    seconds = float(numbers[0]) if numbers else SECONDS
+    parts = pipeline if "--pipeline" in words else broker_alone
     print("events/request  events/s  p50 ms  p99 ms  server's CPU us/event  acknowledged  lost  twice")
     with (
         tempfile.TemporaryDirectory() as name,
-        BrokerProcess(Path(name) / "broker") as broker,
+        parts(Path(name)) as bootstrap,
         multiprocessing.get_context("spawn").Pool(1) as pool,
     ):
         for size in SIZES:
-            topic = f"events-{size}"
-            with running(broker.bootstrap, topic, "--partitions", str(PARTITIONS)) as server:
+            with running(bootstrap, TOPIC, "--partitions", str(PARTITIONS)) as server:
                 assert server.process is not None
                 begin, cpu_before = time.perf_counter(), cpu_seconds(server.process.pid)
                 load = pool.apply(send, (server.url, size, seconds))
                 rate = len(load.acknowledged) / (time.perf_counter() - begin)
                 cpu_us = (cpu_seconds(server.process.pid) - cpu_before) / len(load.acknowledged) * 1e6
-            stored = ids_in(broker.bootstrap, topic)
+            stored = [event_id for event_id in ids_in(bootstrap, TOPIC) if event_id.startswith(f"{size}-")]
             lost, twice = set(load.acknowledged) - set(stored), len(stored) - len(set(stored))
             p50, p99 = np.percentile(load.latencies_ms, [50, 99])
             figures = f"{rate:>8,.0f}  {p50:>6.1f}  {p99:>6.1f}  {cpu_us:>21.0f}  {len(load.acknowledged):>12,}"
