@@ -263,7 +263,7 @@ class Remedy(StrEnum):
     OTHER_OUTPUT = "use another output directory"
     LOAD_WITHOUT = "load the records that are left with --accept-data-loss"
     WAIT_FOR_LOAD = "wait until it has ended"
-    START_ARCHIVE = "start 'onceflow archive {directory}'"
+    START_ARCHIVE = "start 'onceflow archive {directory}', or specify another directory with --archive"
     WAIT_FOR_ARCHIVE = "wait until 'onceflow archive' has caught up"
     ARCHIVE_ONLY = "query what is archived with --archive-only"
     OTHER_ARCHIVE = "specify the directory of an archive that this version wrote"

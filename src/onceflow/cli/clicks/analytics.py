@@ -11,7 +11,7 @@ import click
 
 from onceflow.cli.logs import print_error, print_line
 from onceflow.cli.options import json_option, layout_options, redis_options
-from onceflow.cli.output import print_rows, stdout_may_close, table
+from onceflow.cli.output import counted, print_rows, stdout_may_close, table
 from onceflow.cli.times import duration_ms, moment_ms, refuse_reversed
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def user(uid: str, as_json: bool, redis_url: str, hash_key: str) -> None:
     if as_json:
         click.echo(json.dumps(asdict(result), ensure_ascii=False))
         return
-    click.echo(f"{result.clicks:,} clicks")
+    click.echo(counted(result.clicks, "click"))
     _print(result.sessions, None)
 
 

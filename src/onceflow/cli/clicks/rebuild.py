@@ -76,7 +76,7 @@ def _print(outcome: "Outcome", hash_key: str, *, as_json: bool) -> None:
         return
     before, after = _totals(outcome.before), _totals(outcome.after)
     click.echo(f"replaced the counts of {hash_key} by those of {outcome.topic}")
-    click.echo(f"verified {outcome.verified.recount.events:,} events against the log")
+    click.echo(f"verified {counted(outcome.verified.recount.events, 'event')} against the log")
     for name, number in after.items():
         click.echo(f"{name:<8}{number:>14,}   before {before[name]:>14,}")
 
