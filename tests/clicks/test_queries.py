@@ -322,6 +322,7 @@ def test_command_prints_three_layouts(tmp_path: Path) -> None:
         (["counts", "--by", "page", "--where", "contry=DE", "--where", "os=iOS"], ["contry"]),
         (["totals", "--where", "contry=DE", "--where", "contry=FR", "--where", "a/~b=1"], ["contry"]),
         (["timeline", "ann", "--where", "uid=ann"], []),
+        (["top", ""], [""]),
     ],
 )
 def test_fields_that_no_event_has_are_noted(tmp_path: Path, words: list[str], missing: list[str]) -> None:
@@ -330,6 +331,21 @@ def test_fields_that_no_event_has_are_noted(tmp_path: Path, words: list[str], mi
     done = CliRunner().invoke(onceflow, ["query", *words, "--archive-only", "--archive", str(tmp_path), "--json"])
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [f"no event has the field '{name}'" for name in missing]
+
+
+def test_fields_with_own_columns_are_noted(tmp_path: Path) -> None:
+    filled(tmp_path, [[event("ann", START_MS)]])
+    notes = {
+        "os_type": "the field 'os_type' is the dimension os\n",
+        "click_count": "the field 'click_count' is not a dimension\n",
+        "event_time": "the field 'event_time' is not a dimension\n",
+        "uid": "",
+    }
+    for name, expected in notes.items():
+        done = CliRunner().invoke(
+            onceflow, ["query", "top", name, "--archive-only", "--archive", str(tmp_path), "--csv"]
+        )
+        assert (done.exit_code, done.stderr) == (0, expected)
 
 
 def test_wrong_condition_is_refused(tmp_path: Path) -> None:

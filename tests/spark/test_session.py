@@ -55,6 +55,19 @@ def test_master_that_does_not_respond() -> None:
         session.await_master(other, within_s=0)
 
 
+def test_masters_with_ipv6_addresses() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listening:
+        port = listening.getsockname()[1]
+        session.await_master(f"spark://[::1]:{port}", within_s=0)
+    with pytest.raises(session.MasterUnreachable):
+        session.await_master(f"spark://[::1]:{port}", within_s=0)
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", "localhost:70777", "localhost:x", "localhost:-1", ""])
+def test_spark_refuses_masters_without_a_port(address: str) -> None:
+    session.await_master(f"spark://{address}", within_s=0)
+
+
 def test_web_ui_is_off_by_default() -> None:
     assert session.session_conf("local")["spark.ui.enabled"] == "false"
     assert session.session_conf("local", ui_port=0)["spark.ui.port"] == "0"

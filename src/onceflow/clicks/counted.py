@@ -91,9 +91,10 @@ class Counted:
         for bucket in buckets:
             floor_ms = self.floor_ms(target.format(bucket.width.name))
             if bucket.start_ms < floor_ms:
+                oldest_ms = bucket.width.start_of(floor_ms + bucket.width.ms - 1)
                 raise Removed(
                     f"this time needs the {bucket.width.name} from {iso_text(bucket.start_ms)} on, and retention keeps "
-                    f"those from {iso_text(floor_ms)} on: {remedy}"
+                    f"those from {iso_text(oldest_ms)} on: {remedy}"
                 )
 
     def smallest_kept(self, at_ms: int) -> Width:

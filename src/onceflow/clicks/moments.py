@@ -23,7 +23,7 @@ def duration_ms(text: str) -> int | None:
 
 def iso_text(ms: int) -> str:
     """Return a time for a message: ISO 8601 in UTC, as options and parameters accept it."""
-    moment = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+    moment = datetime.datetime.fromtimestamp(ms // 1000, datetime.UTC) + datetime.timedelta(milliseconds=ms % 1000)
     return moment.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
 
 

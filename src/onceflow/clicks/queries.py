@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from onceflow.clicks.archive import Archive, Version
 from onceflow.clicks.archive_errors import ArchiveFailed, QueryCancelled, QueryRefused
 from onceflow.clicks.event_table import SCHEMA, event_table
+from onceflow.clicks.events import OS_FIELD
 from onceflow.clicks.single_event import ArchivedFields
 from onceflow.clicks.windows import TooMuch, Window, WindowCounts, refuse_more_rows
 from onceflow.client.cluster import Cluster
@@ -214,13 +215,19 @@ class Events:
             f'ORDER BY event_time DESC, partition DESC, "offset" DESC LIMIT {int(count)}',
         )
 
-    def has(self, dimension: str) -> bool:
-        """Return whether any event has the field of a dimension."""
+    def doubt(self, dimension: str, selection: Selection = ALL) -> str | None:
+        """Return why a dimension cannot have a value in a time range; None if it can."""
+        own = {self._version.fields.key: "uid", OS_FIELD: "os"}
         if dimension in _COLUMNS:
-            return True
+            return None
+        if dimension in own:
+            return f"the field '{dimension}' is the dimension {own[dimension]}"
+        if dimension in (self._version.fields.value, self._version.fields.time):
+            return f"the field '{dimension}' is not a dimension"
         query = _Query()
         query.conditions.append(f"json_exists(extra, {query.pointer(dimension)})")
-        return bool(self._rows(query, ALL, "SELECT 1 AS found", "LIMIT 1"))
+        span = Selection(selection.begin_ms, selection.end_ms)
+        return None if self._rows(query, span, "SELECT 1", "LIMIT 1") else f"no event has the field '{dimension}'"
 
     def _rows(self, query: "_Query", selection: Selection, select: str, end: str = "") -> list[Row]:
         paths = self._archive.paths(self._version, selection.begin_ms, selection.end_ms)

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 import pyspark
 from pyspark import SparkConf, SparkContext
@@ -66,19 +67,24 @@ def await_master(master: str, *, within_s: float = MASTER_WAIT_S) -> None:
     kind, _, addresses = master.partition("://")
     if kind != "spark":
         return
-    deadline = time.monotonic() + within_s
-    while not any(map(_accepts, addresses.split(","))):
-        if time.monotonic() >= deadline:
+    try:
+        places = [(parts.hostname, parts.port) for parts in map(urlsplit, map("//{}".format, addresses.split(",")))]
+    except ValueError:
+        return  # Spark refuses an address with an invalid port.
+    if not all(host and port for host, port in places):
+        return
+    begun_s = time.monotonic()
+    while not any(map(_accepts, places)):
+        if time.monotonic() - begun_s >= within_s:
             raise MasterUnreachable(f"no Spark master responds at {master}: {Remedy.START_SPARK_MASTER}")
         time.sleep(0.5)
 
 
-def _accepts(address: str) -> bool:
-    host, _, port = address.rpartition(":")
+def _accepts(place: tuple[str | None, int | None]) -> bool:
     try:
-        with socket.create_connection((host, int(port)), timeout=2):
+        with socket.create_connection(place, timeout=2):
             return True
-    except (OSError, ValueError):
+    except OSError:
         return False
 
 

@@ -654,6 +654,7 @@ def test_from_json_reads_all_fields(bootstrap: str, topic: str, tmp_path: Path, 
             ["--field", "uid=user_id"],
             r"no field 'click_count' \(it has user_id, at\): if each row is a click, add --const click_count=1",
         ),
+        (["--field", "uid=user_id", "--field", "event_time=at"], "add --const click_count=1"),
         (["--field", "uid=user_id", "--field", "click_count=att"], r"event's click_count \(did you mean 'at'\)"),
     ],
 )

@@ -250,8 +250,10 @@ def test_archive_before_the_first_micro_batch(two_days_counted: TwoDays, serve_p
         plan = marker[b"plan"].replace(counted.hash_key.encode(), started.hash_key.encode())
         nothing = {b"plan": plan, b"batch": -1, b"offsets": "{}", b"since": "{}"}
         client.hset(Keys(started.hash_key).marker, mapping={**marker, **nothing})
-    base = serve_page(started, archive=two_days_counted.archive).url
-    assert get(base, f"{PREFIX}totals?where=os%3DiOS")[0] == 200
+        base = serve_page(started, archive=two_days_counted.archive).url
+        for topic, status in ((counted.topic, 200), ("another", 409)):
+            client.hset(Keys(started.hash_key).announced, mapping={"plan": plan, "topic": topic})
+            assert get(base, f"{PREFIX}totals?where=os%3DiOS")[0] == status
 
 
 def test_topic_is_that_of_the_counts(two_days_counted: TwoDays, serve_page: Callable[..., Any]) -> None:

@@ -285,9 +285,9 @@ def _asked(options: dict[str, Any], by: str | None = None) -> "Iterator[tuple[Ev
     refuse_reversed(begin, end)
     selection = Selection(begin, end, [_condition(text) for text in options["where"]])
     with _opened(options["archive"], options["archive_only"], options["bootstrap"]) as events:
-        for name in dict.fromkeys([*(name for name, _ in selection.where), *([by] if by else [])]):
-            if not events.has(name):
-                note(f"no event has the field '{name}'")
+        for name in dict.fromkeys([*(name for name, _ in selection.where), *([] if by is None else [by])]):
+            if doubt := events.doubt(name, selection):
+                note(doubt)
         yield events, selection
 
 

@@ -152,7 +152,7 @@ class Mapper:
         known = list(columns)
         for name, source in self._sources.items():
             if source not in known and name not in self._optional:
-                if name == source == VALUE_FIELD:
+                if name == source == VALUE_FIELD and not difflib.get_close_matches(source, known, 1, 0.65):
                     raise WrongMapping(
                         f"{file} has no field '{source}' (it has {', '.join(known[:20])}): if each row is a click, add "
                         f"--const {name}=1, or name the field with --field {name}=FIELD"

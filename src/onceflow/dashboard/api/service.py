@@ -200,9 +200,8 @@ class Service:
 
                 return unknown
         counted = None if marker is None or marker.counted_fields is None else Counted(marker)
-        topics = [self.addresses.topic] if counted is None or marker is None else list(marker.offsets)
-        # A query that has just started has no offsets yet.
-        if topics and topic not in topics:
+        topics = [self.addresses.topic] if counted is None or marker is None else self._topics(marker)
+        if topic not in topics:
             raise OtherArchive(
                 f"{self.archive} has the events of topic {topic}, and the counts are those of {', '.join(topics)}: "
                 f"{Remedy.MATCHING_ARCHIVE}"
@@ -217,6 +216,11 @@ class Service:
         own = {fields.key: "uid", OS_FIELD: "os"}
         names = {name: own.get(field, field) for name, field in counted.measures.dimensions.items()}
         return lambda dimension: names.get(dimension, dimension)
+
+    def _topics(self, marker: MarkerView) -> list[str]:
+        """Return the topics of the counts. A query that has just started has no offsets yet, but names its topic."""
+        announced = None if marker.offsets else self.analytics.announced()
+        return list(marker.offsets) or [self.addresses.topic if announced is None else announced[1]]
 
     def shown(self, error: Exception) -> str:
         """Return an error's message without the password of Redis."""
