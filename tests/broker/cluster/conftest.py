@@ -27,13 +27,18 @@ _chroots = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperProcess]:
+def zookeeper_classpath() -> Path:
     if shutil.which("java") is None:
         pytest.skip("no Java for ZooKeeper: apt install default-jre-headless")
     classpath = jars()
     if classpath is None:
         pytest.skip("no jars of ZooKeeper: install Maven (apt install maven) and let it reach Maven Central")
-    with ZooKeeperProcess(tmp_path_factory.mktemp("zookeeper"), classpath) as running:
+    return classpath
+
+
+@pytest.fixture(scope="session")
+def zookeeper(zookeeper_classpath: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperProcess]:
+    with ZooKeeperProcess(tmp_path_factory.mktemp("zookeeper"), zookeeper_classpath) as running:
         yield running
 
 
