@@ -168,4 +168,7 @@ def test_a_cluster_is_secured_under_load(cluster: Cluster) -> None:
     assert (load.errors, later.errors) == ([], [])
     assert len(load.acknowledged) > 0 < len(later.acknowledged)
     expected = [[number for number in range(later.next) if number % PARTITIONS == index] for index in range(PARTITIONS)]
-    assert read_all(secured) == expected
+    read = read_all(secured)
+    missing = [sorted(set(wanted) - set(found)) for wanted, found in zip(expected, read, strict=True)]
+    assert missing == [[], [], []]
+    assert read == expected
