@@ -169,6 +169,6 @@ def test_a_cluster_is_secured_under_load(cluster: Cluster) -> None:
     assert len(load.acknowledged) > 0 < len(later.acknowledged)
     expected = [[number for number in range(later.next) if number % PARTITIONS == index] for index in range(PARTITIONS)]
     read = read_all(secured)
-    missing = [sorted(set(wanted) - set(found)) for wanted, found in zip(expected, read, strict=True)]
+    missing = [sorted(set(wanted) - set(numbers)) for wanted, numbers in zip(expected, read, strict=True)]
     assert missing == [[], [], []]
     assert read == expected
