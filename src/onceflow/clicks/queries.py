@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from onceflow.clicks.archive import Archive, Version
 from onceflow.clicks.archive_errors import ArchiveFailed, QueryCancelled, QueryRefused
 from onceflow.clicks.event_table import SCHEMA, event_table
-from onceflow.clicks.events import OS_FIELD
 from onceflow.clicks.single_event import ArchivedFields
 from onceflow.clicks.windows import TooMuch, Window, WindowCounts, refuse_more_rows
 from onceflow.client.cluster import Cluster
@@ -217,12 +216,12 @@ class Events:
 
     def doubt(self, dimension: str, selection: Selection = ALL) -> str | None:
         """Return why a dimension cannot have a value in a time range; None if it can."""
-        own = {self._version.fields.key: "uid", OS_FIELD: "os"}
+        fields = self._version.fields
         if dimension in _COLUMNS:
             return None
-        if dimension in own:
-            return f"the field '{dimension}' is the dimension {own[dimension]}"
-        if dimension in (self._version.fields.value, self._version.fields.time):
+        if dimension in fields.dimensions:
+            return f"the field '{dimension}' is the dimension {fields.dimensions[dimension]}"
+        if dimension in (fields.value, fields.time):
             return f"the field '{dimension}' is not a dimension"
         query = _Query()
         query.conditions.append(f"json_exists(extra, {query.pointer(dimension)})")

@@ -21,6 +21,11 @@ class ArchivedFields:
     value: str | None = VALUE_FIELD
     time: str = TIME_FIELD
 
+    @property
+    def dimensions(self) -> dict[str, str]:
+        """Field → its dimension, of those with a column of their own."""
+        return {self.key: "uid", OS_FIELD: "os"}
+
     def check(self) -> None:
         """Raise WrongField for an empty or duplicate name."""
         _rules(self.key, self.value)

@@ -68,7 +68,8 @@ def await_master(master: str, *, within_s: float = MASTER_WAIT_S) -> None:
     if kind != "spark":
         return
     try:
-        places = [(parts.hostname, parts.port) for parts in map(urlsplit, map("//{}".format, addresses.split(",")))]
+        parts = [urlsplit(f"//{address}") for address in addresses.split(",")]
+        places = [(part.hostname, part.port) for part in parts]
     except ValueError:
         return  # Spark refuses an address with an invalid port.
     if not all(host and port for host, port in places):

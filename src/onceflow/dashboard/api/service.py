@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 from onceflow.clicks.analytics import Analytics
 from onceflow.clicks.archive_errors import ArchiveUnreadable
 from onceflow.clicks.counted import Counted, NotCounted, Removed
-from onceflow.clicks.events import OS_FIELD
 from onceflow.clicks.latest import LatestEvent, latest_events
 from onceflow.clicks.results import (
     DeadPointer,
@@ -213,7 +212,7 @@ class Service:
                 f"{self.archive} has the fields {fields.key!r} and {fields.value!r} of events, and "
                 f"{' and '.join(map(repr, marker.counted_fields or ()))} are counted: {Remedy.MATCHING_ARCHIVE}"
             )
-        own = {fields.key: "uid", OS_FIELD: "os"}
+        own = fields.dimensions
         names = {name: own.get(field, field) for name, field in counted.measures.dimensions.items()}
         return lambda dimension: names.get(dimension, dimension)
 
@@ -285,7 +284,8 @@ class Service:
         if marker is None or marker.counted_fields is None:
             return self.addresses.topic, ArchivedFields()
         key, value = marker.counted_fields
-        return next(iter(marker.offsets), self.addresses.topic), ArchivedFields(key, value, Counted(marker).time_field)
+        counted = Counted(marker)
+        return counted.topic or self.addresses.topic, ArchivedFields(key, value, counted.time_field)
 
     def _cluster(self, timeout_ms: int) -> Cluster:
         where = self.addresses
