@@ -102,6 +102,7 @@ USAGE_ERRORS = {
     "OutOfOrderSequence",
     "Refused",
     "RetentionPolicyUnusable",
+    "UnknownProducer",
     "UsageError",
     "WrongMapping",
     "option",

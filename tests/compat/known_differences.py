@@ -21,6 +21,11 @@ KNOWN_DIFFERENCES = {
         "the client raises UnsupportedVersionException",
         "the classic protocol is complete, and the default",
     ),
+    "first sequence of a producer": Difference(
+        "any, if the partition does not know the producer",
+        "UNKNOWN_PRODUCER_ID unless it is 0, as in Kafka before 2.4",
+        "librdkafka may send its second batch first and take both as acknowledged",
+    ),
     "commit after a timeout": Difference(
         "InvalidTxnStateException; a producer that then initialises its own transactional id continues",
         "ProducerFencedException or InvalidProducerEpochException, as in Kafka before 4.0",

@@ -143,6 +143,14 @@ FETCHED_HERE = (
     "Fetch *.log_start_offset: -1 → 0",
     "Fetch *.records.*",
 )
+BEGUN_AMID = (
+    "Produce 9 *.error_code: 'none' → 'unknown_producer_id'",
+    "Produce 9 *.base_offset: * → -1",
+    "Produce 9 *.error_message: None → 'text'",
+    "Fetch 12 *.high_watermark: * → 0",
+    "Fetch 12 *.last_stable_offset: * → 0",
+    "Fetch 12 *.records.*: * → 'absent'",
+)
 NOT_WRITTEN_HERE = (
     "Produce 9 *.error_code: 'none' → 'invalid_producer_id_mapping'",
     "Produce 9 *.base_offset: * → -1",
@@ -350,7 +358,8 @@ EXPECTED = [
     Expected(
         "sequences repeated that are too old", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"
     ),
-    Expected("sequences that wrap", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
+    *_rows("sequences begun amid", "first sequence of a producer", BEGUN_AMID),
+    *_rows("produce a batch: an unknown producer within its sequence", "first sequence of a producer", BEGUN_AMID),
     Expected("sequences in old versions", "*.log_append_time: 1700000000001 → -1", "time of a repeated batch"),
     *_rows("produce to a partition twice", "repeated or empty entries", PRODUCED_TWICE),
     *_rows("produce to a topic twice", "repeated or empty entries", TO_A_TOPIC_TWICE),

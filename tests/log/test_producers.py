@@ -6,7 +6,7 @@ import pytest
 from crc32c import crc32c
 
 from onceflow.log.config import LogConfig
-from onceflow.log.errors import InvalidProducerEpoch, OutOfOrderSequence
+from onceflow.log.errors import InvalidProducerEpoch, OutOfOrderSequence, UnknownProducer
 from onceflow.log.partition import PartitionLog
 from onceflow.log.producers import Producers
 from onceflow.testing import ManualClock
@@ -58,12 +58,24 @@ def test_rule_6_new_epoch_starts_at_zero(log: PartitionLog) -> None:
         send(log, 1)
 
 
-def test_rule_6_an_unknown_producer_begins_anywhere(log: PartitionLog) -> None:
+def test_rule_6_first_sequence_is_zero(log: PartitionLog) -> None:
+    with pytest.raises(UnknownProducer, match="sequence 41 of epoch 0 arrived, and no batch of this producer is known"):
+        send(log, 41)
+    assert (log.log_end_offset, len(log.producers)) == (0, 0)
+    assert send(log, 0) == (0, False)
+    assert send(log, 1) == (1, False)
+
+
+def test_rule_6_a_forgotten_producer_continues(log: PartitionLog) -> None:
+    log.producers.forgotten_id_max = 7
     assert send(log, 41) == (0, False)
     assert send(log, 42) == (1, False)
+    with pytest.raises(UnknownProducer, match="producer 8"):
+        send(log, 41, producer_id=8)
 
 
 def test_rule_6_sequences_wrap(log: PartitionLog) -> None:
+    log.producers.forgotten_id_max = 9
     assert send(log, SEQUENCE_MAX - 1) == (0, False)
     assert send(log, SEQUENCE_MAX, 3) == (1, False)
     assert send(log, 2) == (4, False)
@@ -76,6 +88,7 @@ def test_rule_6_sequences_wrap(log: PartitionLog) -> None:
 @pytest.mark.parametrize("clean", [True, False])
 def test_rule_6_wrapped_sequences_survive_a_restart(tmp_path: Path, clean: bool) -> None:
     log = open_log(tmp_path / "clicks-0")
+    log.producers.forgotten_id_max = 7
     assert send(log, SEQUENCE_MAX, 3) == (0, False)
     assert [state.last_sequence for state in log.producers.states()] == [1]
     log.close()
@@ -88,6 +101,7 @@ def test_rule_6_wrapped_sequences_survive_a_restart(tmp_path: Path, clean: bool)
 @pytest.mark.parametrize("clean", [True, False])
 def test_rule_6_five_batches_survive_a_restart(tmp_path: Path, clean: bool, segment_bytes: int) -> None:
     log = open_log(tmp_path / "clicks-0", segment_bytes=segment_bytes)
+    log.producers.forgotten_id_max = 8
     for number in range(9):
         send(log, 2 * number, 2)
         send(log, number + SEQUENCE_MAX - 4 & SEQUENCE_MAX, producer_id=8)
@@ -116,6 +130,8 @@ def test_rule_6_inactive_producers_expire(tmp_path: Path) -> None:
     clock.advance_ms(1)
     send(log, 0, producer_id=9)
     assert len(log.producers) == 2, "7 is gone, 8 was heard of a millisecond ago"
+    with pytest.raises(UnknownProducer):
+        send(log, 55, producer_id=10)
     assert send(log, 55) == (3, False)
 
 

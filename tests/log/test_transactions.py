@@ -429,7 +429,8 @@ def test_a_coordinators_own_transaction_has_no_sequences(log: PartitionLog) -> N
 
 
 def test_trap_01_sequences_wrap_and_restart(log: PartitionLog) -> None:
-    log.append(transactional(b"unknown producers may begin anywhere", sequence=SEQUENCE_MAX - 1))
+    log.producers.forgotten_id_max = 7
+    log.append(transactional(b"forgotten producers may begin anywhere", sequence=SEQUENCE_MAX - 1))
     log.append(transactional(b"a", b"b", sequence=SEQUENCE_MAX))
     log.append(transactional(b"c", sequence=1))
     log.append_marker(7, 0, commit=True)

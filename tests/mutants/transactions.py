@@ -244,6 +244,18 @@ MUTANTS = (
     ),
     Mutant(
         "log/producers.py",
+        "            self._require_first(header)\n",
+        "",
+        "broker/cluster/test_first_batches.py::test_late_refusal_of_a_first_batch",
+    ),
+    Mutant(
+        "log/producers.py",
+        "header.producer_id > self.forgotten_id_max:",
+        "True:",
+        "log/test_producers.py::test_rule_6_a_forgotten_producer_continues",
+    ),
+    Mutant(
+        "log/producers.py",
         "                expected = newest_sequence + 1 & _SEQUENCE_MAX",
         "                expected = newest_sequence + 1",
         "log/test_producers.py::test_rule_6_sequences_wrap",

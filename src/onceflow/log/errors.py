@@ -66,6 +66,15 @@ class OutOfOrderSequence(LogError):
     error_code = ErrorCode.out_of_order_sequence_number
 
 
+class UnknownProducer(LogError):
+    """The first batch that a partition sees of a producer does not begin with sequence 0: earlier ones are missing.
+
+    Java's producer and librdkafka send all unacknowledged batches again, with a new epoch or id.
+    """
+
+    error_code = ErrorCode.unknown_producer_id
+
+
 class InvalidProducerEpoch(LogError):
     """A newer producer with the same id has replaced this one."""
 
