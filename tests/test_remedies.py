@@ -94,6 +94,7 @@ USAGE = [
 USAGE_ERRORS = {
     "BadParameter",
     "CorruptBatch",
+    "EarlierBatchesAwaited",
     "InvalidAddress",
     "InvalidSecurity",
     "InvalidTransaction",
@@ -102,7 +103,6 @@ USAGE_ERRORS = {
     "OutOfOrderSequence",
     "Refused",
     "RetentionPolicyUnusable",
-    "UnknownProducer",
     "UsageError",
     "WrongMapping",
     "option",

@@ -23,7 +23,7 @@ KNOWN_DIFFERENCES = {
     ),
     "first sequence of a producer": Difference(
         "any, if the partition does not know the producer",
-        "UNKNOWN_PRODUCER_ID unless it is 0, as in Kafka before 2.4",
+        "0; any other is accepted a second after it was first refused with NOT_ENOUGH_REPLICAS",
         "librdkafka may send its second batch first and take both as acknowledged",
     ),
     "commit after a timeout": Difference(

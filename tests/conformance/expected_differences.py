@@ -144,7 +144,7 @@ FETCHED_HERE = (
     "Fetch *.records.*",
 )
 BEGUN_AMID = (
-    "Produce 9 *.error_code: 'none' → 'unknown_producer_id'",
+    "Produce 9 *.error_code: 'none' → 'not_enough_replicas'",
     "Produce 9 *.base_offset: * → -1",
     "Produce 9 *.error_message: None → 'text'",
     "Fetch 12 *.high_watermark: * → 0",

@@ -220,7 +220,7 @@ def test_every_refusal_has_kafkas_code() -> None:
         "MessageTooLarge": 10,
         "RecordListTooLarge": 18,
         "OutOfOrderSequence": 45,
-        "UnknownProducer": 59,
+        "EarlierBatchesAwaited": 19,
         "InvalidProducerEpoch": 47,
         "StorageFailed": 56,
         "TooManyProducers": 44,

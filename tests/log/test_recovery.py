@@ -10,7 +10,7 @@ import pytest
 
 from onceflow.log import recovery, swap
 from onceflow.log.disk import RealDisk, RealFile
-from onceflow.log.errors import OutOfOrderSequence, UnknownProducer
+from onceflow.log.errors import EarlierBatchesAwaited, OutOfOrderSequence
 from onceflow.log.partition import PartitionLog
 from onceflow.log.segment import Segment
 from onceflow.testing import FaultyDisk, PowerCut
@@ -291,7 +291,7 @@ def send(log: PartitionLog, sequence: int) -> None:
 
 def is_known(log: PartitionLog) -> bool:
     """Return whether the log knows that producer 7 sent sequence 0."""
-    with pytest.raises((OutOfOrderSequence, UnknownProducer)) as raised:
+    with pytest.raises((OutOfOrderSequence, EarlierBatchesAwaited)) as raised:
         send(log, 5)
     return raised.type is OutOfOrderSequence
 

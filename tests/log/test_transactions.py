@@ -12,6 +12,7 @@ import pytest
 
 from onceflow.log import errors
 from onceflow.log.config import LogConfig
+from onceflow.log.first_sequences import WAIT_MS
 from onceflow.log.partition import PartitionLog
 from onceflow.log.producers import ProducerState
 from onceflow.log.transactions import AbortedTransaction
@@ -428,9 +429,14 @@ def test_a_coordinators_own_transaction_has_no_sequences(log: PartitionLog) -> N
 # Traps
 
 
-def test_trap_01_sequences_wrap_and_restart(log: PartitionLog) -> None:
-    log.producers.forgotten_id_max = 7
-    log.append(transactional(b"forgotten producers may begin anywhere", sequence=SEQUENCE_MAX - 1))
+def test_trap_01_sequences_wrap_and_restart(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    log = open_log(tmp_path / "clicks-0", clock=clock)
+    first = transactional(b"forgotten producers may begin anywhere", sequence=SEQUENCE_MAX - 1)
+    with pytest.raises(errors.EarlierBatchesAwaited):
+        log.append(first)
+    clock.advance_ms(WAIT_MS)
+    log.append(first)
     log.append(transactional(b"a", b"b", sequence=SEQUENCE_MAX))
     log.append(transactional(b"c", sequence=1))
     log.append_marker(7, 0, commit=True)

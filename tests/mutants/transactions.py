@@ -244,15 +244,27 @@ MUTANTS = (
     ),
     Mutant(
         "log/producers.py",
-        "            self._require_first(header)\n",
+        "            self._first_sequences.check(header, now_ms)\n",
         "",
         "broker/cluster/test_first_batches.py::test_late_refusal_of_a_first_batch",
     ),
     Mutant(
-        "log/producers.py",
-        "header.producer_id > self.forgotten_id_max:",
-        "True:",
-        "log/test_producers.py::test_rule_6_a_forgotten_producer_continues",
+        "log/first_sequences.py",
+        "sequence != waiting.sequence or now_ms",
+        "now_ms",
+        "log/test_first_sequences.py::test_the_lowest_of_several_batches_begins",
+    ),
+    Mutant(
+        "log/first_sequences.py",
+        "other - sequence & _SEQUENCE_MAX <= _SEQUENCE_MAX // 2",
+        "other - sequence",
+        "log/test_first_sequences.py::test_sequences_wrap_while_they_wait",
+    ),
+    Mutant(
+        "log/first_sequences.py",
+        "waiting = self._wait(producer_id, _Waiting(epoch, sequence, now_ms))",
+        "waiting = self._wait(producer_id, _Waiting(epoch, sequence, now_ms - WAIT_MS))",
+        "log/test_first_sequences.py::test_earlier_batches_come_first",
     ),
     Mutant(
         "log/producers.py",

@@ -66,13 +66,13 @@ class OutOfOrderSequence(LogError):
     error_code = ErrorCode.out_of_order_sequence_number
 
 
-class UnknownProducer(LogError):
-    """The first batch that a partition sees of a producer does not begin with sequence 0: earlier ones are missing.
+class EarlierBatchesAwaited(LogError):
+    """The first batch of an unknown producer does not begin with sequence 0; earlier ones may be on their way.
 
-    Java's producer and librdkafka send all unacknowledged batches again, with a new epoch or id.
+    The code is one after which every client sends the batch again; it has no number of its own in Kafka.
     """
 
-    error_code = ErrorCode.unknown_producer_id
+    error_code = ErrorCode.not_enough_replicas
 
 
 class InvalidProducerEpoch(LogError):

@@ -34,11 +34,6 @@ Kafka, the broker accepts an idempotent batch with an id that it never assigned.
 inactive longest is forgotten. One with an open transaction is never forgotten, nor one active in the last `RETRY_MS`,
 whose client may still retry a batch. If none can be forgotten, the new producer is refused.
 
-An unknown producer must begin with sequence 0 (Kafka before 2.4). librdkafka sends its second batch first when a former
-leader refuses the first one late, and takes the first one as acknowledged when the second is (tests/broker/cluster/
-test_first_batches.py). Later Kafka accepts any first sequence, so that a producer can continue where the partition
-forgot it. Here it can if this process forgot it; otherwise it needs a new epoch, which clients take by themselves.
-
 A snapshot with a wrong CRC or length is ignored. One at a segment's base offset also guarantees that everything below
 it is durable: it is written after the sealed segment was synced (`onceflow.log.sync`).
 """
@@ -54,8 +49,8 @@ from onceflow.log.errors import (
     OutOfOrderSequence,
     TooManyProducers,
     TransactionCoordinatorFenced,
-    UnknownProducer,
 )
+from onceflow.log.first_sequences import FirstSequences
 from onceflow.log.transactions import NO_OFFSET, AbortedTransaction, OpenTransactions
 from onceflow.remedies import Remedy
 from onceflow.wire.batch import BatchHeader
@@ -172,7 +167,7 @@ class Snapshot:
 class Producers:
     """Producers of one partition."""
 
-    __slots__ = ("_checked_ms", "_entries", "_name", "config", "forgotten_id_max", "transactions")
+    __slots__ = ("_checked_ms", "_entries", "_first_sequences", "_name", "config", "transactions")
 
     def __init__(self, name: str, config: LogConfig) -> None:
         self.config = config
@@ -181,8 +176,7 @@ class Producers:
         self._entries: dict[int, bytes] = {}
         """Producer id → its entries; the longest inactive producer comes first."""
         self._checked_ms = 0
-        self.forgotten_id_max = -1
-        """Highest producer id that was forgotten. Ids ascend, so that a new producer's is higher."""
+        self._first_sequences = FirstSequences(name, RETRY_MS)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -208,14 +202,14 @@ class Producers:
     def duplicate_of(self, header: BatchHeader, last_sequence: int, now_ms: int) -> tuple[int, int] | None:
         """Return (base offset, last offset) of the first copy, None if this batch is the producer's next.
 
-        Raises InvalidProducerEpoch for an older epoch, OutOfOrderSequence where sequences are missing, UnknownProducer
-        where an unknown one does not begin with sequence 0, InvalidTransactionState where the batch is outside the
-        producer's open transaction, TooManyProducers. A producer that may have been forgotten can begin with any
-        sequence, a new epoch with 0 (Kafka's ProducerAppendInfo).
+        Raises InvalidProducerEpoch for an older epoch, OutOfOrderSequence where sequences are missing,
+        InvalidTransactionState where the batch is outside the producer's open transaction, TooManyProducers. An unknown
+        producer (expired, or its records were deleted) may start with any sequence, a new epoch with 0 (Kafka's
+        ProducerAppendInfo). Unlike in Kafka, EarlierBatchesAwaited lets an unknown producer send a later one twice.
         """
         entries = self._entries.get(header.producer_id)
         if entries is None:
-            self._require_first(header)
+            self._first_sequences.check(header, now_ms)
             self.require_capacity(header.producer_id, now_ms)
             return None
         _, epoch, newest_sequence, *_ = _ENTRY.unpack_from(entries, len(entries) - _ENTRY.size)
@@ -238,14 +232,6 @@ class Producers:
         if header.producer_id in self.transactions:
             self._require_within_transaction(epoch, header)
         return None
-
-    def _require_first(self, header: BatchHeader) -> None:
-        if header.base_sequence > 0 and header.producer_id > self.forgotten_id_max:
-            raise UnknownProducer(
-                f"producer {header.producer_id} on {self._name}: sequence {header.base_sequence} of epoch"
-                f" {header.producer_epoch} arrived, and no batch of this producer is known; send the missing batches"
-                " first, or all of them with a new epoch"
-            )
 
     def require_capacity(self, producer_id: int, now_ms: int) -> None:
         """Ensure that a producer is known or can be added. Raises TooManyProducers."""
@@ -271,7 +257,6 @@ class Producers:
                 inactive.append(producer_id)
         for producer_id in inactive:
             del self._entries[producer_id]
-            self.forgotten_id_max = max(self.forgotten_id_max, producer_id)
         return len(inactive)
 
     def check_coordinator_batch(self, header: BatchHeader) -> None:
@@ -325,6 +310,7 @@ class Producers:
         producer_id = header.producer_id
         if producer_id not in self._entries:
             self._expire(now_ms)
+            self._first_sequences.forget(producer_id)
         if header.base_sequence >= 0:
             kept, coordinator_epoch = self._pop_entries(producer_id, header.producer_epoch)
             delta = header.last_offset_delta

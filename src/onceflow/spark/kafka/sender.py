@@ -3,7 +3,7 @@
 Every batch has its producer and sequence before it is first sent and is retried with the same bytes, so that the
 leader recognises duplicates. After an error the later responses of that partition are ignored, and its batches are
 sent again in order from the first unacknowledged one. The second batch of a partition waits for the response to the
-first: the leader accepts any first sequence from a producer that is new to it.
+first: Kafka's leader accepts any first sequence from a producer that is new to it.
 """
 
 import time

@@ -1,0 +1,119 @@
+"""Unknown producers that do not begin with sequence 0: earlier batches come first, or the batch is sent again."""
+
+from pathlib import Path
+
+import pytest
+
+from onceflow.log.errors import EarlierBatchesAwaited, OutOfOrderSequence
+from onceflow.log.first_sequences import WAIT_MS, WAITING_MAX
+from onceflow.log.partition import PartitionLog
+from onceflow.log.producers import RETRY_MS
+from onceflow.testing import ManualClock
+from tests.log.partition_logs import NOW_MS, batch, open_log
+
+SEQUENCE_MAX = 2**31 - 1
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: ManualClock) -> PartitionLog:
+    return open_log(tmp_path / "clicks-0", clock=clock)
+
+
+def send(log: PartitionLog, sequence: int, *, producer_id: int = 7, epoch: int = 0) -> int:
+    """Send a batch of one record, and return its offset."""
+    data = batch(b"%d" % sequence, producer_id=producer_id, producer_epoch=epoch, sequence=sequence)
+    return log.append(data).base_offset
+
+
+def refuse(log: PartitionLog, *sequences: int, producer_id: int = 7, epoch: int = 0) -> None:
+    end = log.log_end_offset
+    for sequence in sequences:
+        with pytest.raises(EarlierBatchesAwaited, match=f"producer {producer_id} on clicks-0: .* sequence {sequence} "):
+            send(log, sequence, producer_id=producer_id, epoch=epoch)
+    assert log.log_end_offset == end
+
+
+def test_earlier_batches_come_first(log: PartitionLog, clock: ManualClock) -> None:
+    """The client sends its second batch, repeats it, and then finds the first one."""
+    refuse(log, 1)
+    clock.advance_ms(WAIT_MS - 1)
+    refuse(log, 1)
+    assert [send(log, sequence) for sequence in (0, 1, 2)] == [0, 1, 2]
+
+
+def test_a_forgotten_producer_continues(log: PartitionLog, clock: ManualClock) -> None:
+    refuse(log, 41)
+    clock.advance_ms(WAIT_MS)
+    assert [send(log, sequence) for sequence in (41, 42)] == [0, 1]
+    with pytest.raises(OutOfOrderSequence):
+        send(log, 40)
+
+
+def test_the_lowest_of_several_batches_begins(log: PartitionLog, clock: ManualClock) -> None:
+    """A client sends up to five at once, and repeats them in order."""
+    refuse(log, 41, 42, 43)
+    clock.advance_ms(WAIT_MS - 1)
+    refuse(log, 41, 42, 43)
+    clock.advance_ms(1)
+    refuse(log, 42, 43)
+    assert [send(log, sequence) for sequence in (41, 42, 43)] == [0, 1, 2]
+
+
+def test_a_lower_sequence_waits_again(log: PartitionLog, clock: ManualClock) -> None:
+    refuse(log, 41)
+    clock.advance_ms(WAIT_MS)
+    refuse(log, 40)
+    clock.advance_ms(WAIT_MS - 1)
+    refuse(log, 40, 41)
+    clock.advance_ms(1)
+    assert [send(log, sequence) for sequence in (40, 41)] == [0, 1]
+
+
+def test_sequences_wrap_while_they_wait(log: PartitionLog, clock: ManualClock) -> None:
+    refuse(log, SEQUENCE_MAX, 0)
+    clock.advance_ms(WAIT_MS)
+    refuse(log, 0)
+    assert [send(log, sequence) for sequence in (SEQUENCE_MAX, 0)] == [0, 1]
+
+
+def test_each_producer_and_epoch_waits(log: PartitionLog, clock: ManualClock) -> None:
+    refuse(log, 41)
+    clock.advance_ms(WAIT_MS)
+    refuse(log, 41, producer_id=8)
+    refuse(log, 41, epoch=1)
+    clock.advance_ms(WAIT_MS)
+    assert send(log, 41, producer_id=8) == 0
+    assert send(log, 41, epoch=1) == 1
+
+
+def test_an_abandoned_batch_waits_no_longer(log: PartitionLog, clock: ManualClock) -> None:
+    """A client that gave a batch up continues with a later one."""
+    refuse(log, 41)
+    clock.advance_ms(RETRY_MS)
+    refuse(log, 45)
+    clock.advance_ms(WAIT_MS)
+    assert send(log, 45) == 0
+
+
+def test_a_clock_that_goes_back(log: PartitionLog, clock: ManualClock) -> None:
+    refuse(log, 41)
+    clock.advance_ms(-RETRY_MS)
+    refuse(log, 41)
+    clock.advance_ms(WAIT_MS)
+    assert send(log, 41) == 0
+
+
+def test_few_producers_are_remembered(log: PartitionLog, clock: ManualClock) -> None:
+    for producer_id in range(WAITING_MAX + 1):
+        refuse(log, 41, producer_id=producer_id)
+    clock.advance_ms(WAIT_MS)
+    assert send(log, 41, producer_id=1) == 0
+    assert send(log, 41, producer_id=WAITING_MAX) == 1
+    refuse(log, 41, producer_id=0)
+    clock.advance_ms(WAIT_MS)
+    assert send(log, 41, producer_id=0) == 2
