@@ -23,7 +23,7 @@ KNOWN_DIFFERENCES = {
     ),
     "first sequence of a producer": Difference(
         "any, if the partition does not know the producer",
-        "0; any other is accepted a second after it was first refused with NOT_ENOUGH_REPLICAS",
+        "0; any other is refused with NOT_ENOUGH_REPLICAS, and accepted when it comes again after 250 ms",
         "librdkafka may send its second batch first and take both as acknowledged",
     ),
     "commit after a timeout": Difference(

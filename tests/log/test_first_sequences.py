@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from onceflow.log.errors import EarlierBatchesAwaited, OutOfOrderSequence
-from onceflow.log.first_sequences import WAIT_MS, WAITING_MAX
+from onceflow.log.first_sequences import ABANDONED_MS, WAIT_MS, WAITING_MAX
 from onceflow.log.partition import PartitionLog
 from onceflow.log.producers import RETRY_MS
 from onceflow.testing import ManualClock
@@ -91,13 +91,27 @@ def test_each_producer_and_epoch_waits(log: PartitionLog, clock: ManualClock) ->
     assert send(log, 41, epoch=1) == 1
 
 
-def test_an_abandoned_batch_waits_no_longer(log: PartitionLog, clock: ManualClock) -> None:
+def test_an_abandoned_batch_is_not_awaited(log: PartitionLog, clock: ManualClock) -> None:
     """A client that gave a batch up continues with a later one."""
+    refuse(log, 41, 42)
+    clock.advance_ms(ABANDONED_MS - 1)
+    refuse(log, 42)
+    clock.advance_ms(1)
+    assert send(log, 45) == 0
+
+
+def test_a_long_pause_before_the_retry(log: PartitionLog, clock: ManualClock) -> None:
+    refuse(log, 41, 42)
+    clock.advance_ms(2 * ABANDONED_MS)
+    assert [send(log, sequence) for sequence in (41, 42)] == [0, 1]
+
+
+def test_old_refusals_do_not_count(log: PartitionLog, clock: ManualClock) -> None:
     refuse(log, 41)
     clock.advance_ms(RETRY_MS)
-    refuse(log, 45)
+    refuse(log, 41)
     clock.advance_ms(WAIT_MS)
-    assert send(log, 45) == 0
+    assert send(log, 41) == 0
 
 
 def test_a_clock_that_goes_back(log: PartitionLog, clock: ManualClock) -> None:
@@ -108,12 +122,34 @@ def test_a_clock_that_goes_back(log: PartitionLog, clock: ManualClock) -> None:
     assert send(log, 41) == 0
 
 
-def test_few_producers_are_remembered(log: PartitionLog, clock: ManualClock) -> None:
-    for producer_id in range(WAITING_MAX + 1):
+def test_an_older_epoch_does_not_interrupt(log: PartitionLog, clock: ManualClock) -> None:
+    refuse(log, 41, epoch=1)
+    clock.advance_ms(WAIT_MS)
+    refuse(log, 40)
+    assert send(log, 41, epoch=1) == 0
+
+
+def test_a_transaction_is_aborted_meanwhile(log: PartitionLog, clock: ManualClock) -> None:
+    """The marker makes the producer known, but not its sequence."""
+    refuse(log, 41)
+    log.append_marker(7, 0, commit=False)
+    refuse(log, 41)
+    clock.advance_ms(WAIT_MS)
+    assert [send(log, sequence) for sequence in (41, 42)] == [1, 2]
+    log.append_marker(8, 0, commit=False)
+    assert send(log, 0, producer_id=8) == 4
+
+
+def test_few_producers_wait(log: PartitionLog, clock: ManualClock) -> None:
+    """Further ones are accepted at once."""
+    for producer_id in range(WAITING_MAX):
         refuse(log, 41, producer_id=producer_id)
-    clock.advance_ms(WAIT_MS)
-    assert send(log, 41, producer_id=1) == 0
-    assert send(log, 41, producer_id=WAITING_MAX) == 1
+    assert send(log, 41, producer_id=WAITING_MAX) == 0
+    clock.advance_ms(WAIT_MS - 1)
     refuse(log, 41, producer_id=0)
+    clock.advance_ms(ABANDONED_MS - WAIT_MS + 1)
+    refuse(log, 41, producer_id=WAITING_MAX + 1)
+    assert send(log, 41, producer_id=0) == 1
+    refuse(log, 41, producer_id=1)
     clock.advance_ms(WAIT_MS)
-    assert send(log, 41, producer_id=0) == 2
+    assert send(log, 41, producer_id=1) == 2

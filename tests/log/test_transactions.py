@@ -457,7 +457,7 @@ def test_trap_01_new_epoch_after_marker(log: PartitionLog) -> None:
     for clean in (True, False):
         log = reopened(log, clean=clean)
         assert log.producers.states() == [ProducerState(7, 1, -1, NOW_MS, 0, -1)]
-        with pytest.raises(errors.OutOfOrderSequence, match="sequence 1 of epoch 1 arrived, 0 was next"):
+        with pytest.raises(errors.EarlierBatchesAwaited, match="sequence 1 of epoch 1"):
             log.append(transactional(b"", epoch=1, sequence=1))
     assert Session(log, 7, epoch=1).send() == 2
 

@@ -244,15 +244,15 @@ MUTANTS = (
     ),
     Mutant(
         "log/producers.py",
-        "            self._first_sequences.check(header, now_ms)\n",
-        "",
+        "            self._first_sequences.check(header, now_ms)\n            self.require_capacity",
+        "            self.require_capacity",
         "broker/cluster/test_first_batches.py::test_late_refusal_of_a_first_batch",
     ),
     Mutant(
-        "log/first_sequences.py",
-        "sequence != waiting.sequence or now_ms",
-        "now_ms",
-        "log/test_first_sequences.py::test_the_lowest_of_several_batches_begins",
+        "log/producers.py",
+        "            elif sequence != 0:\n",
+        "            elif False:\n",
+        "log/test_first_sequences.py::test_a_transaction_is_aborted_meanwhile",
     ),
     Mutant(
         "log/first_sequences.py",
@@ -262,9 +262,15 @@ MUTANTS = (
     ),
     Mutant(
         "log/first_sequences.py",
-        "waiting = self._wait(producer_id, _Waiting(epoch, sequence, now_ms))",
-        "waiting = self._wait(producer_id, _Waiting(epoch, sequence, now_ms - WAIT_MS))",
+        "if now_ms - waiting.since_ms >= WAIT_MS:",
+        "if now_ms >= waiting.since_ms:",
         "log/test_first_sequences.py::test_earlier_batches_come_first",
+    ),
+    Mutant(
+        "log/first_sequences.py",
+        "elif now_ms - waiting.seen_ms >= ABANDONED_MS:",
+        "elif now_ms >= waiting.seen_ms:",
+        "log/test_first_sequences.py::test_the_lowest_of_several_batches_begins",
     ),
     Mutant(
         "log/producers.py",

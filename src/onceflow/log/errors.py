@@ -69,7 +69,7 @@ class OutOfOrderSequence(LogError):
 class EarlierBatchesAwaited(LogError):
     """The first batch of an unknown producer does not begin with sequence 0; earlier ones may be on their way.
 
-    The code is one after which every client sends the batch again; it has no number of its own in Kafka.
+    Kafka has no error code for this case. After this one clients send the batch again.
     """
 
     error_code = ErrorCode.not_enough_replicas

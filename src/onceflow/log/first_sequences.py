@@ -1,13 +1,17 @@
-"""Batches with which unknown producers begin: earlier ones may be on their way.
+"""First batches of producers that a partition does not know.
 
-A producer that a partition does not know usually begins with sequence 0. If it begins with a later one, either the
-partition has forgotten the producer, or the batches before have not arrived. librdkafka sends its second batch first
-when a former leader refuses the first one late, and takes the first one as acknowledged when the second is: it would be
-lost (docs/decisions/first-sequences.md). The partition cannot tell the two apart, so it lets the client decide. It
-refuses the batch with an error after which all clients send again what is not acknowledged, in order. Earlier batches
-then come first. If none has come for a second, there are none, and the batch is accepted.
+Such a batch usually has sequence 0. Any other sequence has one of two reasons: the partition has forgotten the
+producer, or the batches before have not arrived. librdkafka may send its second batch first, and takes the first one as
+acknowledged when the second is: it would be lost (docs/decisions/first-sequences.md). The partition cannot tell the two
+apart, so it makes the client send again:
 
-A client may have sent several batches. Only the one with the lowest sequence is accepted; the others follow it.
+1. The batch is refused with an error after which clients send again what is not acknowledged, in order. If there are
+   earlier batches, they come first, down to sequence 0.
+2. When the batch comes again `WAIT_MS` after its first refusal, or later, there are none, and it is accepted. If
+   several were refused, only the one with the lowest sequence is: the others follow it.
+3. If the lowest one has not come for `ABANDONED_MS`, its client has given it up, and the next one that comes is
+   accepted.
+4. While `WAITING_MAX` producers wait, further ones are accepted at once, as in Kafka.
 """
 
 from typing import NamedTuple
@@ -15,21 +19,26 @@ from typing import NamedTuple
 from onceflow.log.errors import EarlierBatchesAwaited
 from onceflow.wire.batch import BatchHeader
 
-WAIT_MS = 1_000
-"""Time for which earlier batches are awaited. A client needs one response and its pause before a retry, 0.1 s."""
+WAIT_MS = 250
+"""Longer than a client needs to put a refused batch back into its queue; two or three of its retries."""
+ABANDONED_MS = 2_000
+"""Longer than a client's longest pause between retries: 1 s in librdkafka and in Java's producer."""
 WAITING_MAX = 1_000
-"""Number of producers of a partition that are remembered while they wait; beyond it, the first one waits again."""
+"""Number of producers of a partition that are remembered, about 0.2 KB each."""
 _SEQUENCE_MAX = 2**31 - 1
 
 
 class _Waiting(NamedTuple):
     epoch: int
     sequence: int
+    """The lowest that was refused."""
     since_ms: int
+    seen_ms: int
+    """When it came last."""
 
 
 class FirstSequences:
-    """The lowest refused sequence of each unknown producer of a partition."""
+    """Refused batches of the producers that a partition does not know, least recently refused first."""
 
     __slots__ = ("_name", "_retry_ms", "_waiting")
 
@@ -40,26 +49,37 @@ class FirstSequences:
         self._waiting: dict[int, _Waiting] = {}
 
     def check(self, header: BatchHeader, now_ms: int) -> None:
-        """Check the batch of an unknown producer. Raises EarlierBatchesAwaited if it must come again."""
-        producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
-        waiting = self._waiting.get(producer_id)
-        if waiting is not None and (waiting.epoch != epoch or not 0 <= now_ms - waiting.since_ms < self._retry_ms):
+        """Check the batch of an unknown producer. Raises EarlierBatchesAwaited if it must be sent again."""
+        epoch, sequence = header.producer_epoch, header.base_sequence
+        waiting = self._waiting.get(header.producer_id)
+        if waiting is not None and (epoch > waiting.epoch or not 0 <= now_ms - waiting.seen_ms < self._retry_ms):
             waiting = None
-        if waiting is None or _is_before(sequence, waiting.sequence):
-            if sequence == 0:
+        if waiting is None or (epoch == waiting.epoch and _is_before(sequence, waiting.sequence)):
+            if sequence == 0 or (waiting is None and not self._make_space(header.producer_id, now_ms)):
                 return
-            waiting = self._wait(producer_id, _Waiting(epoch, sequence, now_ms))
-        if sequence != waiting.sequence or now_ms - waiting.since_ms < WAIT_MS:
-            raise EarlierBatchesAwaited(
-                f"producer {producer_id} on {self._name}: its first batch has sequence {sequence} of epoch {epoch}, and"
-                f" earlier ones may follow; send it again for {WAIT_MS / 1000:g} s"
-            )
+            waiting = _Waiting(epoch, sequence, now_ms, now_ms)
+        elif (epoch, sequence) == (waiting.epoch, waiting.sequence):
+            if now_ms - waiting.since_ms >= WAIT_MS:
+                return
+            waiting = waiting._replace(seen_ms=now_ms)
+        elif now_ms - waiting.seen_ms >= ABANDONED_MS:
+            return
+        self._waiting.pop(header.producer_id, None)
+        self._waiting[header.producer_id] = waiting
+        raise EarlierBatchesAwaited(
+            f"producer {header.producer_id} on {self._name}: its first batch has sequence {sequence} of epoch {epoch},"
+            f" and earlier ones may follow; send it again after {WAIT_MS} ms"
+        )
 
-    def _wait(self, producer_id: int, waiting: _Waiting) -> _Waiting:
-        self._waiting[producer_id] = waiting
-        if len(self._waiting) > WAITING_MAX:
-            del self._waiting[next(iter(self._waiting))]
-        return waiting
+    def _make_space(self, producer_id: int, now_ms: int) -> bool:
+        """Return whether one more producer can be remembered, perhaps instead of one that does not come any more."""
+        if len(self._waiting) < WAITING_MAX or producer_id in self._waiting:
+            return True
+        oldest = next(iter(self._waiting))
+        if now_ms - self._waiting[oldest].seen_ms < ABANDONED_MS:
+            return False
+        del self._waiting[oldest]
+        return True
 
     def forget(self, producer_id: int) -> None:
         """Forget a producer that is known now."""

@@ -205,7 +205,7 @@ class Producers:
         Raises InvalidProducerEpoch for an older epoch, OutOfOrderSequence where sequences are missing,
         InvalidTransactionState where the batch is outside the producer's open transaction, TooManyProducers. An unknown
         producer (expired, or its records were deleted) may start with any sequence, a new epoch with 0 (Kafka's
-        ProducerAppendInfo). Unlike in Kafka, EarlierBatchesAwaited lets an unknown producer send a later one twice.
+        ProducerAppendInfo). Unlike in Kafka, it must send a later one again (EarlierBatchesAwaited).
         """
         entries = self._entries.get(header.producer_id)
         if entries is None:
@@ -218,6 +218,10 @@ class Producers:
         if header.producer_epoch == epoch:
             if newest_sequence >= 0:
                 expected = newest_sequence + 1 & _SEQUENCE_MAX
+            elif sequence != 0:
+                # Only a marker is known: the transaction was aborted while its first batch was refused.
+                self._first_sequences.check(header, now_ms)
+                expected = sequence
             if sequence != expected:
                 for _, _, last, last_offset, delta, *_ in _ENTRY.iter_unpack(entries):
                     if last == last_sequence and last - delta & _SEQUENCE_MAX == sequence and last_offset >= 0:
@@ -310,9 +314,10 @@ class Producers:
         producer_id = header.producer_id
         if producer_id not in self._entries:
             self._expire(now_ms)
-            self._first_sequences.forget(producer_id)
         if header.base_sequence >= 0:
             kept, coordinator_epoch = self._pop_entries(producer_id, header.producer_epoch)
+            if not kept:
+                self._first_sequences.forget(producer_id)
             delta = header.last_offset_delta
             self._entries[producer_id] = kept[-_ENTRIES_KEPT_BYTES:] + _ENTRY.pack(
                 producer_id,
