@@ -198,6 +198,16 @@ def test_a_click_filters_everything_else(shown: Page, events: Sequence[Event]) -
     expect(shown.locator("#filter-bar")).to_be_hidden()
 
 
+def test_filters_do_not_apply_to_sessions(shown: Page) -> None:
+    expect(shown.locator("#sessions dd")).to_have_count(4)
+    filter_by(shown, "os", "iOS")
+    expect(shown.locator("#sessions-note")).to_contain_text("clear the filters")
+    expect(shown.locator("#sessions dd")).to_have_count(0)
+    shown.get_by_role("button", name="Clear all").click()
+    expect(shown.locator("#sessions-note")).to_have_text("started in this range")
+    expect(shown.locator("#sessions dd").first).not_to_have_text("0")
+
+
 def test_two_values_are_alternatives(shown: Page, events: Sequence[Event]) -> None:
     filter_by(shown, "country", "DE")
     filter_by(shown, "country", "FR")

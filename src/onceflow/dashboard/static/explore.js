@@ -96,7 +96,7 @@ async function loadParts(signal) {
   const parts = [view.totals, ...["uid", ...dimensions().filter(isAsked)].map((name) => loadList(name, signal))];
   if (!view.range.isLive) parts.push(loadSeries(signal), loadSessions(signal));
   if (canExplore(view.capabilities)) parts.push(part(signal, loadToday, (error) => { put($("today"), UNKNOWN); put($("today-note"), error); }));
-  $("sessions").hidden = view.range.isLive || !view.capabilities.sessions || view.range.where.length > 0;
+  $("sessions").hidden = view.range.isLive || !view.capabilities.sessions;
   await Promise.all(parts);
 }
 
@@ -218,8 +218,13 @@ async function loadTotals(signal) {
 }
 
 async function loadSessions(signal) {
-  if (!view.capabilities.sessions || view.range.where.length) return;
-  const { from, to } = view.range;
+  if (!view.capabilities.sessions) return;
+  const { from, to, where } = view.range;
+  if (where.length) {
+    put($("sessions-note"), "Sessions have no dimensions: clear the filters to see their numbers.");
+    pairs($("sessions-pairs"), []);
+    return;
+  }
   await part(signal, async () => {
     const { body } = await ask("sessions/summary", { from, to }, signal);
     put($("sessions-note"), "started in this range");
