@@ -164,6 +164,7 @@ class Worker(threading.Thread):
         """Time of the last completed step."""
         self.is_replaced = False
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
+        self._reader: Consumer | None = None
 
     def run(self) -> None:
         try:
@@ -174,6 +175,8 @@ class Worker(threading.Thread):
         except BaseException as error:
             self.failure = error
             raise
+        finally:
+            self._end_reader()
 
     def _run_session(self) -> None:
         self.session = self.work.next_session()
@@ -218,6 +221,21 @@ class Worker(threading.Thread):
         producer = Producer({**PRODUCER, "bootstrap.servers": self.work.bootstrap, **config}, logger=Quiet())
         self._abandoned.append(producer)
         return producer
+
+    def reader(self) -> Consumer:
+        """Return a new reader of committed data in place of the one before."""
+        self._end_reader()
+        self._reader = consumer_at(self.work.bootstrap)
+        return self._reader
+
+    def _end_reader(self) -> None:
+        """Close the reader in a thread of its own.
+
+        Two threads of librdkafka 2.16 may wait for each other's locks for good. Then the end of the client waits too,
+        and where Python drops the client, that is with Python's lock.
+        """
+        if self._reader is not None:
+            threading.Thread(target=self._reader.close, daemon=True).start()
 
     def beginning(self, consumer: Consumer) -> list[TopicPartition]:
         """Return a reader's start: some records before the ends, sometimes the first ones.
@@ -299,7 +317,7 @@ class Reader(Worker):
     """
 
     def open(self) -> None:
-        self._consumer = consumer_at(self.work.bootstrap)
+        self._consumer = self.reader()
         self._consumer.assign(self.beginning(self._consumer))
         self.record(Outcome.OK, moved=KEYS)
 
@@ -400,7 +418,7 @@ class Mixer(Transactional):
 
     def open(self) -> None:
         super().open()
-        self._consumer = consumer_at(self.work.bootstrap)
+        self._consumer = self.reader()
         self._consumer.assign(self.beginning(self._consumer))
 
     def fill(self, sends: Sends, polls: list[Poll]) -> None:
