@@ -133,6 +133,7 @@ def altering(*resources: tuple[int, str | None, Sequence[tuple[str, int, str | N
         ]
         for validate_only in (True, False):
             side.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=validate_only)
+        side.await_changes()
         side.ask(apis.DESCRIBE_CONFIGS, 4, **describing(TOPIC, topic, "cleanup.policy", "flush.messages"))
 
     return case

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from onceflow.wire.apis import APIS
+from onceflow.wire.apis import APIS, METADATA
+from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import decode_response
 from tests.broker.raw_client import RawClient, milliseconds
 from tests.conformance.normal_form import ORDER_COUNTS, Names, normal_form
@@ -106,3 +107,14 @@ class Side:
         """Create the case's topic on all partitions; `configs` with underscores."""
         self.client().create_topic(name or self.topic, partitions, **configs)
         return name or self.topic
+
+    def await_changes(self) -> None:
+        """Wait until the broker has applied all changes: Kafka does so in their order, after its responses."""
+        name = self.create_topic(name=f"{self.topic}-last")
+        self.until(
+            lambda response: response.topics[0].error_code == ErrorCode.none,
+            METADATA,
+            4,
+            topics=[{"name": name}],
+            allow_auto_topic_creation=False,
+        )
