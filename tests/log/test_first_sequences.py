@@ -1,7 +1,5 @@
 """Unknown producers that do not begin with sequence 0: earlier batches come first, or the batch is sent again."""
 
-from pathlib import Path
-
 import pytest
 
 from onceflow.log.errors import EarlierBatchesAwaited, OutOfOrderSequence
@@ -9,19 +7,9 @@ from onceflow.log.first_sequences import ABANDONED_MS, WAIT_MS, WAITING_MAX
 from onceflow.log.partition import PartitionLog
 from onceflow.log.producers import RETRY_MS
 from onceflow.testing import ManualClock
-from tests.log.partition_logs import NOW_MS, batch, open_log
+from tests.log.partition_logs import batch
 
 SEQUENCE_MAX = 2**31 - 1
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS)
-
-
-@pytest.fixture
-def log(tmp_path: Path, clock: ManualClock) -> PartitionLog:
-    return open_log(tmp_path / "clicks-0", clock=clock)
 
 
 def send(log: PartitionLog, sequence: int, *, producer_id: int = 7, epoch: int = 0) -> int:

@@ -21,11 +21,6 @@ from onceflow.wire.errors import MalformedBatch
 from tests.log.partition_logs import NOW_MS, batch, open_log, records, sync, values
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> PartitionLog:
-    return open_log(tmp_path / "clicks-0")
-
-
 def test_offsets_are_stamped_and_the_rest_stays(log: PartitionLog) -> None:
     sent = [batch(b"a", b"b"), batch(b"c"), batch(b"d", b"e", b"f")]
     for data in sent:

@@ -19,11 +19,6 @@ LIMIT = 3
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS)
-
-
-@pytest.fixture
 def log(tmp_path: Path, clock: ManualClock) -> PartitionLog:
     return open_log(tmp_path / "clicks-0", clock=clock, producer_ids_max=LIMIT)
 

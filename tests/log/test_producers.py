@@ -11,7 +11,7 @@ from onceflow.log.first_sequences import WAIT_MS
 from onceflow.log.partition import PartitionLog
 from onceflow.log.producers import Producers
 from onceflow.testing import ManualClock
-from tests.log.partition_logs import NOW_MS, batch, open_log, sync, values
+from tests.log.partition_logs import batch, open_log, sync, values
 
 SEQUENCE_MAX = 2**31 - 1
 CHECK_MS = LogConfig().producer_id_expiration_check_ms
@@ -30,16 +30,6 @@ def begin(log: PartitionLog, clock: ManualClock, sequence: int, count: int = 1, 
         send(log, sequence, count, **producer)
     clock.advance_ms(WAIT_MS)
     return send(log, sequence, count, **producer)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS)
-
-
-@pytest.fixture
-def log(tmp_path: Path, clock: ManualClock) -> PartitionLog:
-    return open_log(tmp_path / "clicks-0", clock=clock)
 
 
 def test_rule_6_last_five_batches_are_known(log: PartitionLog) -> None:

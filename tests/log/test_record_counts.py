@@ -43,11 +43,6 @@ def smallest(count: int, codec: Codec = Codec.NONE) -> bytearray:
     return encode_batch([Record(offset, NOW_MS, None, None) for offset in range(count)], codec=codec)
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> PartitionLog:
-    return open_log(tmp_path / "clicks-0")
-
-
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("count", [INT32_MAX, 10_000_000, 40_000])
 def test_impossible_counts_are_refused(log: PartitionLog, codec: Codec, count: int) -> None:

@@ -58,11 +58,6 @@ class Session:
         return self.log.append_marker(self.producer_id, self.epoch, commit=commit).base_offset
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> PartitionLog:
-    return open_log(tmp_path / "clicks-0")
-
-
 def reopened(log: PartitionLog, *, clean: bool, **settings: Any) -> PartitionLog:
     """Reopen the log after a stop, or after a kill (records are in the files, the indexes are not)."""
     sync(log)
@@ -429,9 +424,7 @@ def test_a_coordinators_own_transaction_has_no_sequences(log: PartitionLog) -> N
 # Traps
 
 
-def test_trap_01_sequences_wrap_and_restart(tmp_path: Path) -> None:
-    clock = ManualClock(NOW_MS)
-    log = open_log(tmp_path / "clicks-0", clock=clock)
+def test_trap_01_sequences_wrap_and_restart(log: PartitionLog, clock: ManualClock) -> None:
     first = transactional(b"forgotten producers may begin anywhere", sequence=SEQUENCE_MAX - 1)
     with pytest.raises(errors.EarlierBatchesAwaited):
         log.append(first)

@@ -256,7 +256,7 @@ MUTANTS = (
     ),
     Mutant(
         "log/first_sequences.py",
-        "other - sequence & _SEQUENCE_MAX <= _SEQUENCE_MAX // 2",
+        "other - sequence & SEQUENCE_MAX <= SEQUENCE_MAX // 2",
         "other - sequence",
         "log/test_first_sequences.py::test_sequences_wrap_while_they_wait",
     ),
@@ -274,14 +274,14 @@ MUTANTS = (
     ),
     Mutant(
         "log/producers.py",
-        "                expected = newest_sequence + 1 & _SEQUENCE_MAX",
+        "                expected = newest_sequence + 1 & SEQUENCE_MAX",
         "                expected = newest_sequence + 1",
         "log/test_producers.py::test_rule_6_sequences_wrap",
     ),
     Mutant(
         "log/producers.py",
-        "if last == last_sequence and last - delta & _SEQUENCE_MAX == sequence and last_offset >= 0:",
-        "if last >= last_sequence and last - delta & _SEQUENCE_MAX <= sequence and last_offset >= 0:",
+        "if last == last_sequence and last - delta & SEQUENCE_MAX == sequence and last_offset >= 0:",
+        "if last >= last_sequence and last - delta & SEQUENCE_MAX <= sequence and last_offset >= 0:",
         _LOG + "test_trap_02_duplicates_among_last_five_batches",
     ),
     Mutant(

@@ -15,7 +15,7 @@ MUTANTS = (
     ),
     Mutant(
         "wire/batch.py",
-        "        return (self.base_sequence + self.last_offset_delta) % _SEQUENCE_MODULUS",
+        "        return self.base_sequence + self.last_offset_delta & SEQUENCE_MAX",
         "        return self.base_sequence + self.last_offset_delta",
         "log/test_producers.py::test_rule_6_wrapped_sequences_survive_a_restart",
     ),

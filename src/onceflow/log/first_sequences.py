@@ -17,7 +17,7 @@ apart, so it makes the client send again:
 from typing import NamedTuple
 
 from onceflow.log.errors import EarlierBatchesAwaited
-from onceflow.wire.batch import BatchHeader
+from onceflow.wire.batch import SEQUENCE_MAX, BatchHeader
 
 WAIT_MS = 250
 """Longer than a client needs to put a refused batch back into its queue; two or three of its retries."""
@@ -25,7 +25,6 @@ ABANDONED_MS = 2_000
 """Longer than a client's longest pause between retries: 1 s in librdkafka and in Java's producer."""
 WAITING_MAX = 1_000
 """Number of producers of a partition that are remembered, about 0.2 KB each."""
-_SEQUENCE_MAX = 2**31 - 1
 
 
 class _Waiting(NamedTuple):
@@ -88,4 +87,4 @@ class FirstSequences:
 
 def _is_before(sequence: int, other: int) -> bool:
     """Return whether a sequence is before another one; they wrap after 2^31 - 1."""
-    return 0 < other - sequence & _SEQUENCE_MAX <= _SEQUENCE_MAX // 2
+    return 0 < other - sequence & SEQUENCE_MAX <= SEQUENCE_MAX // 2

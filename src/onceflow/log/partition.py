@@ -209,8 +209,8 @@ class PartitionLog:
         it may use the space reserved for a full disk (`onceflow.log.reserve`).
 
         Appends nothing and raises LogError: CorruptBatch, InvalidRecord, InvalidTimestamp, InvalidTransactionState,
-        MessageTooLarge, RecordListTooLarge, OutOfOrderSequence, EarlierBatchesAwaited,
-        InvalidProducerEpoch, TooManyProducers, StorageFailed.
+        MessageTooLarge, RecordListTooLarge, OutOfOrderSequence, EarlierBatchesAwaited, InvalidProducerEpoch,
+        TooManyProducers, StorageFailed.
         """
         if self.durability.failure is not None:
             raise StorageFailed(str(self.durability.failure))

@@ -53,7 +53,7 @@ from onceflow.log.errors import (
 from onceflow.log.first_sequences import FirstSequences
 from onceflow.log.transactions import NO_OFFSET, AbortedTransaction, OpenTransactions
 from onceflow.remedies import Remedy
-from onceflow.wire.batch import BatchHeader
+from onceflow.wire.batch import SEQUENCE_MAX, BatchHeader
 from onceflow.wire.crc32c import crc32c
 from onceflow.wire.markers import Marker
 
@@ -62,7 +62,6 @@ RETRY_MS = 900_000
 """Longest time within which a client retries a batch: Java's delivery.timeout.ms is 2 minutes, librdkafka's 5."""
 
 _VERSION = 1
-_SEQUENCE_MAX = 2**31 - 1
 _NO_SEQUENCE = -1
 _NO_COORDINATOR_EPOCH = -1
 _TRANSACTIONAL = 0x10
@@ -217,14 +216,14 @@ class Producers:
         expected = 0
         if header.producer_epoch == epoch:
             if newest_sequence >= 0:
-                expected = newest_sequence + 1 & _SEQUENCE_MAX
+                expected = newest_sequence + 1 & SEQUENCE_MAX
             elif sequence != 0:
                 # Only a marker is known: the transaction was aborted while its first batch was refused.
                 self._first_sequences.check(header, now_ms)
                 expected = sequence
             if sequence != expected:
                 for _, _, last, last_offset, delta, *_ in _ENTRY.iter_unpack(entries):
-                    if last == last_sequence and last - delta & _SEQUENCE_MAX == sequence and last_offset >= 0:
+                    if last == last_sequence and last - delta & SEQUENCE_MAX == sequence and last_offset >= 0:
                         return last_offset - delta, last_offset
         else:
             self._require_epoch(epoch, header.producer_id, header.producer_epoch)

@@ -38,6 +38,7 @@ HEADER_BYTES = 61
 RECORD_BYTES_MIN = 7
 """Size of the smallest record: one byte each for length, attributes, two deltas, no key, no value and no headers."""
 MAGIC = 2
+SEQUENCE_MAX = 2**31 - 1
 SIZE_BYTES_MAX = 64 * 1024 * 1024
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -59,7 +60,6 @@ _CONTROL = 0x20
 _DELETE_HORIZON = 0x40
 _TIMESTAMP_MIN = -(2**63)
 _TIMESTAMP_MAX = 2**63 - 1
-_SEQUENCE_MODULUS = 2**31
 _HEAD_BYTES_MAX = 40
 """Upper bound of the size of a record's length, attributes, two deltas and the first byte of its key's length."""
 
@@ -93,8 +93,8 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record; sequences wrap from 2**31 - 1 to 0."""
-        return (self.base_sequence + self.last_offset_delta) % _SEQUENCE_MODULUS
+        """Sequence of the last record; sequences wrap from `SEQUENCE_MAX` to 0."""
+        return self.base_sequence + self.last_offset_delta & SEQUENCE_MAX
 
     @property
     def codec(self) -> Codec:

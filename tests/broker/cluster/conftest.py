@@ -16,7 +16,8 @@ from kazoo.exceptions import NoNodeError
 
 from onceflow.testing import Broker
 from onceflow.wire import apis
-from tests.broker.cluster.zookeeper_process import Link, ZooKeeperProcess, jars
+from tests.broker.cluster.link import Link
+from tests.broker.cluster.zookeeper_process import ZooKeeperProcess, jars
 from tests.broker.raw_client import connected, milliseconds
 
 NewBroker = Callable[..., Broker]

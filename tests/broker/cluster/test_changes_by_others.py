@@ -20,7 +20,7 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from onceflow.zookeeper.kazoo_session import ZooKeeper
 from tests.broker.cluster.conftest import NewBroker, Tree
-from tests.broker.cluster.zookeeper_process import Link
+from tests.broker.cluster.link import Link
 from tests.broker.raw_client import batch_of, connected, milliseconds
 
 

@@ -19,7 +19,7 @@ from onceflow.testing import Broker
 from onceflow.zookeeper.kazoo_session import ZooKeeperUnavailable
 from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
-from tests.broker.cluster.zookeeper_process import Link
+from tests.broker.cluster.link import Link
 
 TOPIC = "clicks"
 GROUP = "counting"

@@ -18,14 +18,13 @@ from kazoo.exceptions import KazooException
 from onceflow import services
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.processes import crash
-from tests.broker.cluster.test_replication_kills import BROKERS, PARTITIONS, Load, brokers_of, logs, read
+from tests.broker.cluster.test_replication_kills import BROKERS, PARTITIONS, Load, await_equal_logs, brokers_of, read
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
 from tests.campaigns import RecordProperty
 
 MEMBERS = 3
 KILLS = 30
 SEED = 20261130
-RECORDS_BETWEEN = 300
 AWAY_S_MAX = 4.0
 """Twice the brokers' session timeout."""
 BROKER_CHANCE = 0.3
@@ -135,17 +134,10 @@ def test_many_killed_zookeepers(zookeeper_classpath: Path, tmp_path: Path, recor
             for partition in range(partitions):
                 tree.await_that(lambda at=partition: replicas(topic, at) == len(BROKERS))  # type: ignore[misc]
 
-        def await_more_records() -> None:
-            wanted = load.count + RECORDS_BETWEEN
-            tree.await_that(lambda: load.count >= wanted)
-
-        def await_equal_logs(partition: int) -> None:
-            tree.await_that(lambda: len(logs(tmp_path, partition)) == 1)
-
         create("t", PARTITIONS)
         load = Load(bootstrap)
         for round_number in range(KILLS):
-            await_more_records()
+            load.await_more(tree)
             victims = victims_of(ensemble, chance)
             majorities += len(victims) > 1
             for member in victims:
@@ -158,14 +150,14 @@ def test_many_killed_zookeepers(zookeeper_classpath: Path, tmp_path: Path, recor
             ensemble.start(victims)
             if broker is not None:
                 broker.start()
-            await_more_records()
+            load.await_more(tree)
             create(f"round-{round_number}", 1)
             await_replicas("t", PARTITIONS)
         load.stop()
         assert not load.failures
         for partition, acknowledged in enumerate(load.acknowledged):
             assert read(bootstrap, partition, len(acknowledged)) == acknowledged
-            await_equal_logs(partition)
+            await_equal_logs(tree, tmp_path, partition)
         for round_number in range(KILLS):
             await_replicas(f"round-{round_number}", 1)
     record_property("records", load.count)

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from onceflow.wire.errors import ErrorCode
 from onceflow.wire.frames import read_request_header
 from tests.broker.cluster.configured_broker import ConfiguredBroker
 from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.link import Link
 from tests.broker.raw_client import connected, milliseconds
 
 BROKERS = (1, 2)
@@ -30,66 +31,33 @@ _PRODUCE = apis.PRODUCE.to_bytes(2)
 TOPIC = "visits"
 
 
-class ProduceGate:
-    """Forwards a client's requests to a broker; while it is shut, Produce requests wait and others pass them."""
+class ProduceGate(Link):
+    """Forwards a client's requests to a broker; while it holds Produce requests, others pass them."""
 
     def __init__(self, upstream_port: int) -> None:
+        super().__init__(upstream_port)
         self.holds = threading.Event()
         """Set when a request waits."""
         self.sequences: list[int] = []
         """First sequence of each batch that did not wait."""
-        self._upstream_port = upstream_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
         self._lock = threading.Lock()
         self._waiting: list[tuple[socket.socket, bytes]] | None = None
-        self._ends = [self._listener]
-        self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> Self:
-        self._run(self._accept)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for end in self._ends:
-            _shut(end)
-        for thread in self._threads:
-            thread.join(10)
-        for end in self._ends:
-            end.close()
-
-    def shut(self) -> None:
+    def hold(self) -> None:
         self.holds.clear()
         self._waiting = []
 
-    def open(self) -> None:
+    def release(self) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, None
             for broker, frame in waiting or ():
                 with suppress(OSError):  # The client has reconnected.
                     broker.sendall(frame)
 
-    def _run(self, work: Callable[..., None], *arguments: object) -> None:
-        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
-        self._threads[-1].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            self._ends.append(client)
-            try:
-                broker = socket.create_connection(("127.0.0.1", self._upstream_port))
-            except OSError:
-                _shut(client)
-                continue
-            self._ends.append(broker)
-            self._run(self._forward, client, broker, self._send)
-            self._run(self._forward, broker, client, socket.socket.sendall)
+    def _copy_requests(self, client: socket.socket, upstream: socket.socket) -> None:
+        with client.makefile("rb") as stream:
+            while len(size := stream.read(4)) == 4:
+                self._send(upstream, size + stream.read(int.from_bytes(size)))
 
     def _send(self, broker: socket.socket, frame: bytes) -> None:
         with self._lock:
@@ -105,24 +73,6 @@ class ProduceGate:
         for _topic, partitions in produce.parse_request(request, read_request_header(request)).topics:
             self.sequences += [read_header(records).base_sequence for _, records in partitions if records]
 
-    def _forward(
-        self, source: socket.socket, target: socket.socket, send: Callable[[socket.socket, bytes], None]
-    ) -> None:
-        with source.makefile("rb") as stream:
-            try:
-                while len(size := stream.read(4)) == 4:
-                    send(target, size + stream.read(int.from_bytes(size)))
-            except OSError:
-                pass
-        _shut(target)
-
-
-def _shut(end: socket.socket) -> None:
-    try:
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
-
 
 class Cluster:
     """Two brokers, which clients reach through a gate each, and other brokers directly."""
@@ -134,7 +84,7 @@ class Cluster:
         for broker_id in BROKERS:
             port, inside = services.free_port(), services.free_port()
             gate = self.gates[broker_id] = stack.enter_context(ProduceGate(port))
-            self.addresses[broker_id] = f"127.0.0.1:{gate.port}"
+            self.addresses[broker_id] = gate.address
             settings = {
                 "broker.id": str(broker_id),
                 "zookeeper.connect": tree.connect,
@@ -264,13 +214,13 @@ def test_late_refusal_of_a_first_batch(tree: Tree, cluster: Cluster) -> None:
         former = cluster.leader()
         (leader,) = set(BROKERS) - {former}
         gate, sequences = cluster.gates[former], cluster.gates[leader].sequences
-        gate.shut()
+        gate.hold()
         sequences.clear()
         with Load(cluster.bootstrap, number) as load:
             assert gate.holds.wait(60)
             cluster.lead(leader)
             tree.await_that(lambda load=load, leader=leader: load.leader == leader)  # type: ignore[misc]
-            gate.open()
+            gate.release()
         assert load.errors == []
         expected += load.values
         early += sequences[0] > 0

@@ -20,8 +20,8 @@ from onceflow.zookeeper.kazoo_session import ZooKeeper, ZooKeeperUnavailable
 from onceflow.zookeeper.session import Create, Operation, OutcomeUnknown
 from tests import remedies
 from tests.broker.cluster.conftest import NewBroker, Tree
+from tests.broker.cluster.link import Link
 from tests.broker.cluster.processes import lose_machine
-from tests.broker.cluster.zookeeper_process import Link
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 OTHER = '{"version":5,"host":"127.0.0.1","port":9,"endpoints":[],"timestamp":"1"}'

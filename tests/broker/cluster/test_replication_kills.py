@@ -56,6 +56,11 @@ class Load:
             self._producer.poll(0)
         assert self._producer.flush(60) == 0
 
+    def await_more(self, tree: Tree) -> None:
+        """Wait until `RECORDS_BETWEEN` more records are acknowledged."""
+        wanted = self.count + RECORDS_BETWEEN
+        tree.await_that(lambda: self.count >= wanted)
+
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(90)
@@ -91,6 +96,10 @@ def logs(directory: Path, partition: int) -> set[bytes]:
     return {b"".join(path.read_bytes() for path in of_broker) for of_broker in paths}
 
 
+def await_equal_logs(tree: Tree, directory: Path, partition: int) -> None:
+    tree.await_that(lambda: len(logs(directory, partition)) == 1)
+
+
 def kill_leaders(tree: Tree, directory: Path, kills: int, seed: int) -> int:
     """Kill the leader of a partition again and again; return the number of records."""
     chance = random.Random(seed)
@@ -106,26 +115,19 @@ def kill_leaders(tree: Tree, directory: Path, kills: int, seed: int) -> int:
         def await_replicas() -> None:
             tree.await_that(lambda: all(len(state(partition)["isr"]) == 3 for partition in range(PARTITIONS)))
 
-        def await_more_records() -> None:
-            wanted = load.count + RECORDS_BETWEEN
-            tree.await_that(lambda: load.count >= wanted)
-
-        def await_equal_logs(partition: int) -> None:
-            tree.await_that(lambda: len(logs(directory, partition)) == 1)
-
         load = Load(bootstrap)
         for _ in range(kills):
-            await_more_records()
+            load.await_more(tree)
             victim = brokers[state(chance.randrange(PARTITIONS))["leader"]]
             crash(victim, chance)
-            await_more_records()
+            load.await_more(tree)
             victim.start()
             await_replicas()
         load.stop()
         assert not load.failures
         for partition, acknowledged in enumerate(load.acknowledged):
             assert read(bootstrap, partition, len(acknowledged)) == acknowledged
-            await_equal_logs(partition)
+            await_equal_logs(tree, directory, partition)
         return load.count
 
 

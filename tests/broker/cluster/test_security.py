@@ -16,7 +16,7 @@ from onceflow.wire import apis, fetch
 from onceflow.wire.acls import AclBinding, AclOperation, AclPattern, AclPermission, PatternType, ResourceType
 from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Brokers, NewBroker, Tree
-from tests.broker.cluster.zookeeper_process import Link
+from tests.broker.cluster.link import Link
 from tests.broker.raw_client import FETCH_VERSION, RawClient, batch_of, connected, fetch_request
 from tests.broker.security.test_quotas import alter as alter_quotas
 from tests.broker.security.test_sasl import alter as alter_users

@@ -10,8 +10,8 @@ import pytest
 
 from onceflow.testing import BrokerProcess
 from tests.broker.cluster.conftest import Tree
+from tests.broker.cluster.link import Link
 from tests.broker.cluster.processes import closer_of, is_alive
-from tests.broker.cluster.zookeeper_process import Link
 
 SESSION_MS = "60000"
 """Longer than any test waits: a session that ends was closed."""

@@ -17,7 +17,7 @@ from onceflow.testing import Broker
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Brokers, NewBroker, Tree, create_on
-from tests.broker.cluster.zookeeper_process import Link
+from tests.broker.cluster.link import Link
 from tests.broker.raw_client import RawClient, batch_of, connected, milliseconds
 
 PARTITIONS = 6

@@ -1,8 +1,6 @@
 """A real ZooKeeper, and a network to it that can be cut."""
 
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,80 +101,3 @@ def secured_zookeeper(directory: Path, classpath: Path, authority: Authority) ->
     port, key = services.free_port(), java_key(authority.issue("127.0.0.1"))
     with ZooKeeperProcess(directory, classpath, SECURED.format(port=port, key=key, trusted=authority.trusted)):
         yield f"127.0.0.1:{port}"
-
-
-class Link:
-    """Forwards connections to ZooKeeper while it is open; `cut` ends them and refuses others."""
-
-    def __init__(self, upstream_port: int) -> None:
-        self._upstream_port = upstream_port
-        self.port = services.free_port()
-        self._listener: socket.socket | None = None
-        self._ends: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def open(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        self._run(self._accept, self._listener)
-
-    def cut(self) -> None:
-        """End all connections; return when nothing more is forwarded."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        while self._threads:
-            for end in self._ends:
-                _shut(end)
-            self._threads.pop().join(timeout=10)
-        for end in self._ends:
-            end.close()
-        self._ends.clear()
-
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cut()
-
-    def _run(self, work: object, *arguments: object) -> None:
-        assert callable(work)
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            upstream = socket.create_connection(("127.0.0.1", self._upstream_port))
-            self._ends += [client, upstream]
-            self._run(_forward, client, upstream)
-            self._run(_forward, upstream, client)
-
-
-def _forward(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while data := source.recv(65536):
-            target.sendall(data)
-    except OSError:
-        pass
-    finally:
-        _shut(source)
-        _shut(target)
-
-
-def _shut(end: socket.socket) -> None:
-    try:
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
