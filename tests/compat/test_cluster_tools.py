@@ -62,8 +62,9 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
 
 
 def create(clusters: Clusters, topic: str) -> None:
-    """Create a topic whose partitions have the same leaders in both clusters."""
-    words = ("--create", "--topic", topic, "--replica-assignment", ASSIGNMENT, "--config", "min.insync.replicas=2")
+    """Create a topic whose partitions have the same leaders in both clusters, and which keeps records of 1970."""
+    configs = ("--config", "min.insync.replicas=2", "--config", "retention.ms=-1")
+    words = ("--create", "--topic", topic, "--replica-assignment", ASSIGNMENT, *configs)
     assert clusters.peers.same("TopicCommand", *BROKER, *words).code == 0
 
 
