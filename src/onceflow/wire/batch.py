@@ -529,7 +529,11 @@ def _read_varint(view: memoryview | bytes, position: int) -> tuple[int, int]:
 
 
 def _read_bytes(view: memoryview, position: int) -> tuple[bytes | None, int]:
-    size_bytes, position = _read_varint(view, position)
+    size_bytes = view[position]
+    if size_bytes < 0x80:  # As `_read_varint`, without a call on the path of every record.
+        size_bytes, position = size_bytes >> 1 ^ -(size_bytes & 1), position + 1
+    else:
+        size_bytes, position = _read_varint(view, position)
     if size_bytes == -1:
         return None, position
     end = position + size_bytes
@@ -547,6 +551,20 @@ def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[
     offset_delta, position = _read_varint(body, position)
     key, position = _read_bytes(body, position)
     value, position = _read_bytes(body, position)
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    if body[position]:
+        headers, position = _read_headers(body, position, end)
+    else:
+        position += 1
+    if position != end:
+        raise IndexError(f"its fields end at byte {position}, not at {end}")
+    timestamp_ms = _timestamp_ms(header, position, timestamp_delta)
+    # `Record(*fields)` without a call in Python.
+    fields = (header.base_offset + offset_delta, timestamp_ms, key, value, headers)
+    return tuple.__new__(Record, fields), end
+
+
+def _read_headers(body: memoryview, position: int, end: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
     count, position = _read_varint(body, position)
     if not 0 <= count <= end - position:
         raise IndexError(f"byte {position}: {count} headers where {end - position} bytes are left")
@@ -557,14 +575,12 @@ def _read_record(body: memoryview, position: int, header: BatchHeader) -> tuple[
         if name is None:
             raise IndexError(f"byte {position}: a header without a key")
         headers.append((str(name, "utf-8"), content))
-    if position != end:
-        raise IndexError(f"its fields end at byte {position}, not at {end}")
-    timestamp_ms = _timestamp_ms(header, position, timestamp_delta)
-    return Record(header.base_offset + offset_delta, timestamp_ms, key, value, tuple(headers)), end
+    return tuple(headers), position
 
 
 def _timestamp_ms(header: BatchHeader, position: int, delta_ms: int) -> int:
-    timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp + delta_ms
+    appended = header.attributes & _LOG_APPEND_TIME
+    timestamp_ms = header.max_timestamp if appended else header.base_timestamp + delta_ms
     if not _TIMESTAMP_MIN <= timestamp_ms <= _TIMESTAMP_MAX:
         raise IndexError(f"byte {position}: a timestamp of {timestamp_ms} ms is more than 64 bits")
     return timestamp_ms
