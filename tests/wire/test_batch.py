@@ -191,6 +191,16 @@ def test_damaged_records_are_malformed_or_different(codec: Codec) -> None:
             continue
 
 
+@pytest.mark.parametrize("count", [b"\x01", b"\x02", b"\x80\x01"], ids=["-1", "1", "64"])
+def test_wrong_number_of_headers_is_malformed(count: bytes) -> None:
+    batch = encode_batch([Record(0, 1, None, b"v")])
+    batch[-1:] = count
+    batch[HEADER_BYTES] += 2 * (len(count) - 1)
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    with pytest.raises(MalformedBatch, match="headers where 0 bytes are left"):
+        decode_batch(batch)
+
+
 def test_unknown_codec_is_malformed() -> None:
     batch = encode_batch([Record(0, 1, b"k", b"v")])
     batch[22] |= 0x05
