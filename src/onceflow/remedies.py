@@ -70,7 +70,7 @@ class Remedy(StrEnum):
     LOOK_AT_DISK = "check the disk"
     CLOSE_SINK = "call close() on that sink"
     OTHER_NAME = "give this one another name"
-    CHECKPOINT_OF_ITS_OWN = "give this query a checkpoint of its own"
+    CHECKPOINT_OF_ITS_OWN = "give this query a checkpoint and a target of its own"
     END_PROCESS = "end that process"
     STOP_QUERY = "stop that query"
 

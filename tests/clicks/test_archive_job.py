@@ -18,6 +18,7 @@ from onceflow.clicks.archive_errors import ArchiveUnreadable
 from onceflow.clicks.archive_job import ArchiveSink
 from onceflow.clicks.job import StreamingJob
 from onceflow.clicks.queries import open_events
+from onceflow.client.cluster import Cluster
 from onceflow.redis import pool as redis_pool
 from onceflow.remedies import Remedy
 from onceflow.spark.sink import ExactlyOnce, Proof
@@ -111,7 +112,9 @@ def test_run_counts_and_archives(
 
 
 @pytest.mark.remedy(Remedy.START_ARCHIVE)
-def test_archive_is_read_by_all(session: SparkSession, bootstrap: str, topic: str, tmp_path: Path) -> None:
+def test_archive_is_read_by_all(
+    session: SparkSession, bootstrap: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Starts that archive everything available, through the command; Spark, pandas and DuckDB read the same events."""
     directory = tmp_path / "archive"
     with pytest.raises(ArchiveUnreadable) as raised:
@@ -124,6 +127,12 @@ def test_archive_is_read_by_all(session: SparkSession, bootstrap: str, topic: st
         done = CliRunner().invoke(onceflow, [*command, *options], catch_exceptions=False)
         archived = 2 * number + 2
         assert json.loads(done.stdout) == {"directory": str(directory), "events": archived, "files": archived}
+    monkeypatch.setattr("onceflow.clicks.job.run_jobs", lambda _: None)
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(f"{topic}-2", 1)
+    others = ["--bootstrap", bootstrap, "--topic", f"{topic}-2"]
+    stopped = CliRunner().invoke(onceflow, [*command, *others], catch_exceptions=False)
+    assert stopped.stdout == f"{directory} has 4 events of {topic} in 4 files\n"
     users = ["ann-0", "ann-1", "bob", "bob"]
     files = archive_files(directory)
     assert sorted(pandas.read_parquet(files)["uid"]) == users

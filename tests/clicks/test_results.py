@@ -232,10 +232,10 @@ def test_a_file_is_of_one_micro_batch(
     monkeypatch.setattr(results, "SNAPSHOT_PAUSE_S", 0)
     count(redis_server.url, hash_key, "t", GOOD_AND_BAD, complete="0")
     with Results(redis_server.url, hash_key) as reading, redis.Redis.from_url(redis_server.url) as client:
-        with pytest.raises(NoConsistentSnapshot, match="no micro-batch was complete") as raised:
+        with pytest.raises(NoConsistentSnapshot, match=r"micro-batch 1 of .* is being written") as raised:
             reading.users()
+        remedies.find(Remedy.TRY_AGAIN, raised.value)
         remedies.find(Remedy.START_STREAM, raised.value)
-        remedies.find(Remedy.LONGER_TRIGGER, raised.value)
         looks = iter([(2, "0"), (3, "1"), (4, "1"), (4, "1"), (4, "1")])
         look = reading.require_marker
 
@@ -247,7 +247,11 @@ def test_a_file_is_of_one_micro_batch(
 
         monkeypatch.setattr(reading, "require_marker", moving)
         marker, users = reading.users()
-    assert (marker.batch, users["ada"], next(looks, None)) == (4, 4, None)
+        assert (marker.batch, users["ada"], next(looks, None)) == (4, 4, None)
+        looks = iter([(number, "1") for number in range(1_000)])
+        with pytest.raises(NoConsistentSnapshot, match="no micro-batch was complete") as raised:
+            reading.users()
+        remedies.find(Remedy.LONGER_TRIGGER, raised.value)
 
 
 def test_dead_reads_the_events_from_the_log(

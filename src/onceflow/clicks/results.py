@@ -361,14 +361,21 @@ class Results:
 
         Raises NothingCounted, NoConsistentSnapshot.
         """
+        seen: set[tuple[str, ...]] = set()
         for _ in range(self._attempts):
             before = self.require_marker()
+            seen.add(before.identity)
             if before.complete:
                 result = read(before)
                 after = self.require_marker()
                 if after.identity == before.identity:
                     return result
             time.sleep(SNAPSHOT_PAUSE_S)
+        if len(seen) == 1 and not before.complete:
+            raise NoConsistentSnapshot(
+                f"micro-batch {before.batch} of '{self.hash_key}' is being written: {Remedy.TRY_AGAIN}, or "
+                f"{Remedy.START_STREAM}"
+            )
         raise NoConsistentSnapshot(
             f"no micro-batch was complete while '{self.hash_key}' was read, in {self._attempts} attempts: "
             f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"

@@ -107,7 +107,19 @@ def test_numbers_before_the_first_event(numbers: list[str], redis_server: RedisP
     with redis.Redis.from_url(redis_server.url) as client:
         client.hdel(Keys("cli::analytics").marker, "newest_ms")
     for command in (["windows", "--length", "1h"], ["top", "os"], ["sessions"], ["sessions", "--summary"]):
-        assert "no event is counted yet" in str(call(numbers, *command, code=1).exception)
+        assert str(call(numbers, *command, code=1).exception) == "no event is counted yet"
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.hset(Keys("cli::analytics").marker, "complete", "0")
+    assert "micro-batch 1 of 'cli::analytics' is being written" in str(call(numbers, "top", "os", code=1).exception)
+
+
+def test_sessions_of_the_last_24_hours(numbers: list[str], redis_server: RedisProcess) -> None:
+    """They begin with a whole minute, so that those of a whole day are all there."""
+    newest_ms = START_MS + 86_400_000 - 1_500
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.hset(Keys("cli::analytics").marker, "newest_ms", newest_ms)
+    assert [one["uid"] for one in as_json(numbers, "sessions")] == ["ada", "bob"]
+    assert as_json(numbers, "sessions", "--summary")[0]["sessions"] == 2
 
 
 def test_one_user(numbers: list[str]) -> None:

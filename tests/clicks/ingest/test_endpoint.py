@@ -127,11 +127,16 @@ def test_rate_limits(ingest: Ingest, limited: str) -> None:
     assert len(server.values()) == 13
 
 
-def test_bots_are_dropped_and_counted(ingest: Ingest) -> None:
+def test_bots_are_dropped_and_counted(ingest: Ingest, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the first one, since a browser that a program drives is a bot too."""
     server = ingest()
     response = server.post([ANN, ANN], BOT_AGENT)
     assert (response.status, response.results) == (200, ["bot", "bot"])
-    assert server.endpoint.counts == {"bot": 2}
+    server.post([ANN], BOT_AGENT)
+    assert server.endpoint.counts == {"bot": 3}
+    assert [record.getMessage() for record in caplog.records] == [
+        "the first event of a bot is refused, others are only counted: User-Agent 'Googlebot/2.1'"
+    ]
     assert server.values() == []
     with running_ingestion(server.bootstrap, server.topic, keep_bots=True) as keeping:
         assert keeping.post([ANN], BOT_AGENT).results == ["ok"]

@@ -105,7 +105,7 @@ def archive(
     ignore_pandas_warnings()
     run_jobs([running])
     version = Archive(directory).newest()
-    events, files = (0, 0) if version is None else (version.rows, len(version.files))
+    events, files, topic = (0, 0, topic) if version is None else (version.rows, len(version.files), version.topic)
     if as_json:
         click.echo(json.dumps({"directory": str(directory), "events": events, "files": files}))
     else:

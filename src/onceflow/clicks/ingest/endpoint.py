@@ -7,6 +7,7 @@ costs no memory, because a request is refused before its body is kept.
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from bisect import bisect_left
@@ -43,6 +44,8 @@ RETRY_AFTER_S = 1
 PREFLIGHT_AGE_S = 86_400
 PROBE_SECONDS = 5.0
 BOT = "bot"
+
+_log = logging.getLogger(__name__)
 
 Verdict = bytes | str
 """An event's key (it is valid), or the reason why it is not accepted."""
@@ -158,7 +161,12 @@ class Endpoint:
             events = await self._events(request, memory)
             memory.take(len(events) * EVENT_MEMORY)
             self._limits.count(key, address, len(events))
-            if not self._keep_bots and is_bot(request.headers.get("user-agent", "")):
+            agent = request.headers.get("user-agent", "")
+            if not self._keep_bots and is_bot(agent):
+                if BOT not in self.counts:
+                    _log.warning(
+                        "the first event of a bot is refused, others are only counted: User-Agent %.200r", agent
+                    )
                 return self._results([BOT] * len(events))
             return self._results(await self._write(events, address))
         finally:
