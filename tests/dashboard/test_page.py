@@ -9,6 +9,8 @@ import redis
 from playwright.sync_api import Page, expect
 
 from onceflow.clicks.last_verify import LastVerify
+from onceflow.clicks.measures import MeasureSettings
+from onceflow.clicks.plan import Plan
 from onceflow.client.cluster import Cluster
 from onceflow.client.producer import EventWriter
 from onceflow.dashboard import feed
@@ -138,6 +140,14 @@ def test_page_before_the_first_count(serve_page: ServePage, counted: Counted, pa
     counted.micro_batch({("ann", "iOS"): 7})
     expect(page.locator("#clicks")).to_have_text("7")
     expect(page.locator("h1:visible")).to_have_count(1)
+
+
+def test_page_of_sessions_before_the_first_event(serve_page: ServePage, counted: Counted, page: Page) -> None:
+    measures = MeasureSettings(over_time=True, sessions=True)
+    counted.plan = Plan(counted.hash_key, "uid", "click_count", measures=measures).text
+    counted.micro_batch({}, bad={"not-json": 1})
+    page.goto(serve_page(counted.addresses()).url)
+    expect(page.locator("#active-note")).to_have_text("no event is counted yet")
 
 
 HOSTILE = [

@@ -117,7 +117,8 @@ async function loadNow(signal) {
   const { body } = await ask("now", {}, signal);
   view.newest_ms = body.newest_ms ?? view.newest_ms;
   put($("active"), body.active === null ? UNKNOWN : count(body.active));
-  put($("active-note"), body.active === null ? "the job counts no sessions" : `users, last event at most ${age(body.active_gap_ms)} before the newest`);
+  const none = view.capabilities.sessions ? "no event is counted yet" : "the job counts no sessions";
+  put($("active-note"), body.active === null ? none : `users, last event at most ${age(body.active_gap_ms)} before the newest`);
 }
 
 async function loadToday(signal) {
