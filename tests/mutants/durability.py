@@ -231,4 +231,16 @@ MUTANTS = (
         "offset != self._offsets.get(key, 0)}",
         "log/test_retention.py::test_rule_11_checkpoint_offsets_never_decrease",
     ),
+    Mutant(
+        "log/offset_checkpoint.py",
+        "            if known or not self._is_stored:\n",
+        "            if known:\n",
+        "log/test_offset_checkpoint.py::test_offsets_of_a_failed_write_are_forgotten",
+    ),
+    Mutant(
+        "log/offset_checkpoint.py",
+        "if changed != self._offsets or not self._is_stored:",
+        "if changed != self._offsets:",
+        "log/test_offset_checkpoint.py::test_offsets_of_a_failed_write_are_replaced",
+    ),
 )

@@ -35,6 +35,8 @@ class OffsetCheckpoint:
         self._disk = disk
         self._path = path
         self._offsets = parse_offsets(path, read_file(disk, path)) if disk.exists(path) else {}
+        self._is_stored = True
+        """Whether the file has these offsets. After a failed write it may have those of that write."""
         self._lock = threading.Lock()
 
     def get(self, topic: str, partition: int) -> int:
@@ -51,7 +53,7 @@ class OffsetCheckpoint:
         """Set offsets, lower ones too. Blocks; raises OSError and keeps the old ones."""
         with self._lock:
             changed = {**self._offsets, **offsets}
-            if changed != self._offsets:
+            if changed != self._offsets or not self._is_stored:
                 self._write(changed)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
@@ -59,13 +61,14 @@ class OffsetCheckpoint:
         OSError."""
         with self._lock:
             known = self._offsets.keys() & set(partitions)
-            if known:
+            if known or not self._is_stored:
                 self._write({key: offset for key, offset in self._offsets.items() if key not in known})
 
     def _write(self, offsets: dict[TopicPartition, int]) -> None:
         lines = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())]
+        self._is_stored = False
         replace_file(self._disk, self._path, "\n".join([_VERSION, str(len(lines)), *lines, ""]).encode())
-        self._offsets = offsets
+        self._offsets, self._is_stored = offsets, True
 
 
 def parse_offsets(path: Path, content: bytes) -> dict[TopicPartition, int]:
