@@ -448,7 +448,7 @@ class Analytics(Results):
             )
 
     def _range(self, marker: MarkerView, begin_ms: int | None, end_ms: int | None) -> Window:
-        end = MINUTE.start_of(newest_ms(marker)) + MINUTE.ms if end_ms is None else end_ms
+        end = MINUTE.end_of(newest_ms(marker)) if end_ms is None else end_ms
         return Window(end - DEFAULT_RANGE_MS if begin_ms is None else begin_ms, end)
 
     def _oldest_day_ms(self) -> int | None:

@@ -36,7 +36,7 @@ def hours_of_day(at_ms: int, zone: tzinfo) -> list[Compared]:
     The hour of `at_ms` ends with its minute, and so does the one compared with it. Later hours have no length.
     """
     start_ms = _start_of(DAY, at_ms, zone)
-    until_ms = MINUTE.start_of(at_ms) + MINUTE.ms
+    until_ms = MINUTE.end_of(at_ms)
     hours = []
     for hour in local_buckets(HOUR, start_ms, _next(DAY, start_ms, zone), zone):
         before_ms = _a_day_before(hour.start_ms, zone)
@@ -49,7 +49,7 @@ def hours_of_day(at_ms: int, zone: tzinfo) -> list[Compared]:
 
 def day_until(at_ms: int, zone: tzinfo) -> Compared:
     """Return the day of `at_ms` up to its minute, and the day before up to the same time of day."""
-    start_ms, end_ms = _start_of(DAY, at_ms, zone), MINUTE.start_of(at_ms) + MINUTE.ms
+    start_ms, end_ms = _start_of(DAY, at_ms, zone), MINUTE.end_of(at_ms)
     return Compared(Window(start_ms, end_ms), Window(_a_day_before(start_ms, zone), _a_day_before(end_ms, zone)))
 
 

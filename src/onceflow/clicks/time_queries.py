@@ -49,7 +49,7 @@ class Range:
 
     def window(self, numbers: Numbers) -> Window:
         """Return the time in the numbers."""
-        end_ms = MINUTE.start_of(numbers.newest_ms()) + MINUTE.ms if self.end_ms is None else self.end_ms
+        end_ms = MINUTE.end_of(numbers.newest_ms()) if self.end_ms is None else self.end_ms
         if self.from_oldest:
             return Window(min(numbers.oldest_ms(), end_ms), end_ms)
         return Window(end_ms - DEFAULT_RANGE_MS if self.begin_ms is None else self.begin_ms, end_ms)

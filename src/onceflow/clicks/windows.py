@@ -36,6 +36,10 @@ class Width:
         """Return the start of the bucket that a time is in."""
         return time_ms - time_ms % self.ms
 
+    def end_of(self, time_ms: int) -> int:
+        """Return the end of the bucket that a time is in."""
+        return self.start_of(time_ms) + self.ms
+
 
 MINUTE = Width("minute", 60_000)
 HOUR = Width("hour", 3_600_000)

@@ -105,11 +105,12 @@ def archive(
     ignore_pandas_warnings()
     run_jobs([running])
     version = Archive(directory).newest()
-    events, files, topic = (0, 0, topic) if version is None else (version.rows, len(version.files), version.topic)
+    events, files = (0, 0) if version is None else (version.rows, len(version.files))
     if as_json:
         click.echo(json.dumps({"directory": str(directory), "events": events, "files": files}))
     else:
-        click.echo(f"{directory} has {counted(events, 'event')} of {topic} in {counted(files, 'file')}")
+        archived_topic = topic if version is None else version.topic
+        click.echo(f"{directory} has {counted(events, 'event')} of {archived_topic} in {counted(files, 'file')}")
 
 
 @click.group(cls=Commands)
