@@ -339,9 +339,12 @@ class SentOverTcp:
 
     @property
     def may_wait(self) -> bool:
-        """Return whether the next response may depend on other requests, or never come."""
+        """Return whether the next response may depend on other requests, or never come.
+
+        Until it has come, the broker reads nothing behind its request: neither a half one nor an impossible size.
+        """
         missing = self.due[len(self._responses()) :]
-        return not self.is_half and bool(missing) and struct.unpack_from(">h", missing[0])[0] in MAY_WAIT
+        return bool(missing) and struct.unpack_from(">h", missing[0])[0] in MAY_WAIT
 
     def outcome(self) -> str | None:
         """Return the outcome after a check of the received bytes; None while something is still to come."""
@@ -382,7 +385,7 @@ def end(silent: list[SentOverTcp], outcomes: Counter[str], how: str) -> None:
         sent.read(ENDS_SECONDS)
         outcome = sent.outcome()
         assert outcome is not None, f"neither response nor close: {sent.frame.hex()}"
-        outcomes["closed as half a request" if sent.is_half else f"{outcome} {how}"] += 1
+        outcomes["closed as half a request" if sent.is_half and how == "late" else f"{outcome} {how}"] += 1
     silent.clear()
 
 
