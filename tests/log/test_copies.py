@@ -12,7 +12,7 @@ from onceflow.log.errors import CorruptBatch, OffsetOutOfRange, StorageFailed
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, PowerCut
 from onceflow.testing import disk as faulty_disk
-from tests.log.partition_logs import batch, open_log, sync, values
+from tests.log.partition_logs import batch, open_log, records, sync, values
 
 SEEDS = 40
 
@@ -193,6 +193,25 @@ def test_nothing_is_appended_during_truncation(scratch: Path) -> None:
     log.fail_truncation(raised.value)
     with pytest.raises(StorageFailed, match="no more writes"):
         log.append(batch(b"b"))
+
+
+def test_gaps_are_durable_after_failed_sync(scratch: Path) -> None:
+    """Without the end of the gaps, recovery would take the copies behind one for damage."""
+    disk = FaultyDisk(scratch)
+    log = open_log(scratch / "t-0", disk=disk, is_replica=True)
+    log.append_copy(memoryview(batch(b"a")))
+    sync(log)
+    data = batch(b"b")
+    data[:8] = (5).to_bytes(8)
+    log.append_copy(memoryview(data))
+    disk.fail_next_directory_syncs(1)
+    sync(log)
+    assert log.durability.synced_offset == 1
+    sync(log)
+    assert log.durability.synced_offset == 6
+    disk.crash(1, drop_all=True)
+    reopened = open_log(scratch / "t-0", disk=disk, is_replica=True)
+    assert [(record.offset, record.value) for record in records(reopened)] == [(0, b"a"), (5, b"b")]
 
 
 def test_log_starts_over(scratch: Path) -> None:

@@ -221,6 +221,12 @@ MUTANTS = (
     ),
     Mutant(
         "log/swap.py",
+        "    offset_end = max(offset_end, read_compaction_end(disk, directory))\n",
+        "    if offset_end <= read_compaction_end(disk, directory):\n        return\n",
+        "log/test_copies.py::test_gaps_are_durable_after_failed_sync",
+    ),
+    Mutant(
+        "log/swap.py",
         "    retired = []\n    disk.sync_directory(directory)\n",
         "    retired = []\n",
         "log/test_recovery.py::test_producer_survives_deletion_and_power_cut",

@@ -152,6 +152,9 @@ def read_compaction_end(disk: Disk, directory: Path) -> int:
 
 
 def write_compaction_end(disk: Disk, directory: Path, offset_end: int) -> None:
-    """Let recovery accept missing offsets below `offset_end`. Blocks; raises OSError."""
-    if offset_end > read_compaction_end(disk, directory):
-        replace_file(disk, directory / COMPACTION_END_FILE, f"{_VERSION}\n{offset_end}\n".encode())
+    """Let recovery accept missing offsets below `offset_end`. Blocks; raises OSError.
+
+    The file is replaced even if it has that end: an earlier call may have failed to make it durable.
+    """
+    offset_end = max(offset_end, read_compaction_end(disk, directory))
+    replace_file(disk, directory / COMPACTION_END_FILE, f"{_VERSION}\n{offset_end}\n".encode())
