@@ -361,25 +361,7 @@ class Results:
 
         Raises NothingCounted, NoConsistentSnapshot.
         """
-        seen: set[tuple[str, ...]] = set()
-        for _ in range(self._attempts):
-            before = self.require_marker()
-            seen.add(before.identity)
-            if before.complete:
-                result = read(before)
-                after = self.require_marker()
-                if after.identity == before.identity:
-                    return result
-            time.sleep(SNAPSHOT_PAUSE_S)
-        if len(seen) == 1 and not before.complete:
-            raise NoConsistentSnapshot(
-                f"micro-batch {before.batch} of '{self.hash_key}' is being written: {Remedy.TRY_AGAIN}, or "
-                f"{Remedy.START_STREAM}"
-            )
-        raise NoConsistentSnapshot(
-            f"no micro-batch was complete while '{self.hash_key}' was read, in {self._attempts} attempts: "
-            f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
-        )
+        return at_one_batch(self.hash_key, self.require_marker, read, self._attempts)
 
     def dead_pointers(self, count: int = DEAD_LENGTH) -> list[DeadPointer]:
         """Return up to `count` bad events, newest first."""
@@ -394,6 +376,36 @@ class Results:
                 f"failed to read '{self.hash_key}' from Redis at {shown(self.redis_url)} ({error}): "
                 f"{redis_errors.remedy_for(error)}"
             ) from error
+
+
+def at_one_batch(
+    hash_key: str,
+    read_marker: Callable[[], MarkerView],
+    read: Callable[[MarkerView], _Read],
+    attempts: int = SNAPSHOT_ATTEMPTS,
+) -> _Read:
+    """Return what `read` returns when the same complete batch is in the marker before and after it.
+
+    Raises NoConsistentSnapshot, and what the functions raise.
+    """
+    seen: set[tuple[str, ...]] = set()
+    for _ in range(attempts):
+        before = read_marker()
+        seen.add(before.identity)
+        if before.complete:
+            result = read(before)
+            after = read_marker()
+            if after.identity == before.identity:
+                return result
+        time.sleep(SNAPSHOT_PAUSE_S)
+    if len(seen) == 1 and not before.complete:
+        raise NoConsistentSnapshot(
+            f"micro-batch {before.batch} of '{hash_key}' is being written: {Remedy.TRY_AGAIN}, or {Remedy.START_STREAM}"
+        )
+    raise NoConsistentSnapshot(
+        f"no micro-batch was complete while '{hash_key}' was read, in {attempts} attempts: "
+        f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
+    )
 
 
 def snapshot(redis_url: str = REDIS_URL, hash_key: str = HASH_KEY, *, top: int = 10) -> Snapshot:

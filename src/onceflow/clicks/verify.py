@@ -21,8 +21,18 @@ from onceflow.clicks.last_verify import LastVerify
 from onceflow.clicks.recount import Recount
 from onceflow.clicks.recount_ids import IdRecount
 from onceflow.clicks.recount_measures import MeasureRecount
-from onceflow.clicks.results import DEAD_LENGTH, Keys, MarkerView, by_another_job, parse_marker
+from onceflow.clicks.results import (
+    DEAD_LENGTH,
+    Keys,
+    MarkerView,
+    NoConsistentSnapshot,
+    at_one_batch,
+    by_another_job,
+    parse_marker,
+)
 from onceflow.clicks.verify_measures import MeasureCounts, compare_measures, read_measures
+from onceflow.client.cluster import Cluster
+from onceflow.client.errors import ClientError
 from onceflow.client.librdkafka import error_text, librdkafka_settings
 from onceflow.client.security import PLAINTEXT, Security
 from onceflow.errors import OnceflowError
@@ -32,8 +42,6 @@ from onceflow.redis.route import open_client
 from onceflow.remedies import Remedy
 from onceflow.spark.offsets import LossKind
 
-SNAPSHOT_ATTEMPTS = 100
-SNAPSHOT_PAUSE_S = 0.1
 SCAN_FIELDS = 5_000
 RESPONSE_WAIT_S = 30.0
 READ_EVENTS = 10_000
@@ -214,23 +222,14 @@ def read_counts(redis_url: str, keys: Keys) -> Counts:
     """Read all counts between two reads of the same complete marker. Raises `VerifyInconclusive`."""
     try:
         with open_client(redis_url, keys.count, socket_timeout=RESPONSE_WAIT_S) as client:
-            for _ in range(SNAPSHOT_ATTEMPTS):
-                before = _marker(client, keys)
-                if before.complete:
-                    counts = _counts(client, keys, before)
-                    after = _marker(client, keys)
-                    if after.identity == before.identity:
-                        return counts
-                time.sleep(SNAPSHOT_PAUSE_S)
+            return at_one_batch(keys.count, lambda: _marker(client, keys), lambda marker: _counts(client, keys, marker))
+    except NoConsistentSnapshot as error:
+        raise VerifyInconclusive(str(error)) from error
     except redis.RedisError as error:
         raise VerifyInconclusive(
             f"failed to read '{keys.count}' from Redis at {shown(redis_url)} ({error}): "
             f"{redis_errors.remedy_for(error)}"
         ) from error
-    raise VerifyInconclusive(
-        f"no batch was complete while {keys.count} was read, in {SNAPSHOT_ATTEMPTS} attempts: "
-        f"{Remedy.START_STREAM}, {Remedy.LONGER_TRIGGER}"
-    )
 
 
 def _marker(client: Any, keys: Keys) -> MarkerView:
@@ -268,6 +267,7 @@ def _read_log(
     on_progress: Callable[[int, int], None],
 ) -> int:
     """Add the events of every [begin, end) to the recount; return the number of offsets after the ends."""
+    _check_brokers(bootstrap, topic, security)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -294,6 +294,15 @@ def _read_log(
     finally:
         consumer.close()
     return beyond
+
+
+def _check_brokers(bootstrap: str, topic: str, security: Security) -> None:
+    """Raise `VerifyInconclusive` where no broker responds: librdkafka would try until its timeout."""
+    try:
+        with Cluster(bootstrap, timeout_ms=round(RESPONSE_WAIT_S * 1000), security=security) as cluster:
+            cluster.topics(topic)
+    except ClientError as error:
+        raise VerifyInconclusive(str(error)) from error
 
 
 def _check_log(consumer: Any, bootstrap: str, topic: str, begins: Mapping[int, int], ends: Mapping[int, int]) -> int:
