@@ -178,8 +178,8 @@ class Remedy(StrEnum):
     # A broker and its data directory
 
     OTHER_BROKER_PORT = (
-        "choose another one, or 0 for any free port, and give it to the other commands with --bootstrap HOST:PORT or "
-        "ONCEFLOW_BOOTSTRAP"
+        "choose another one with --listen, 0 for any free port, and give it to the other commands with --bootstrap "
+        "HOST:PORT or ONCEFLOW_BOOTSTRAP"
     )
     STOP_BROKER = "stop that broker"
     OTHER_DATA = "choose another --data"

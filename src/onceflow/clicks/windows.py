@@ -98,7 +98,8 @@ def windows_between(begin_ms: int, end_ms: int, length_ms: int, slide_ms: int) -
         if value < MINUTE.ms or value % MINUTE.ms:
             raise WrongWindow(f"{name} of windows: {value} ms, expected one or more whole minutes")
     if slide_ms > length_ms:
-        raise WrongWindow(f"slide of windows: {slide_ms} ms, expected at most their length of {length_ms} ms")
+        slide, length = (span_ms // MINUTE.ms for span_ms in (slide_ms, length_ms))
+        raise WrongWindow(f"slide of windows: {slide} minutes, expected at most their length, {length}")
     start_ms = (begin_ms - length_ms) // slide_ms * slide_ms + slide_ms
     starts = range(start_ms, end_ms, slide_ms)
     # Not len(): a range of billions has more than len() returns.

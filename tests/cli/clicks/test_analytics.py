@@ -132,7 +132,10 @@ def test_one_user(numbers: list[str]) -> None:
     ("arguments", "message"),
     [
         (["windows", "--length", "90s"], "'90s' is not a duration of whole minutes"),
-        (["windows", "--length", "1h", "--slide", "2h"], "slide of windows: 7200000 ms"),
+        (
+            ["windows", "--length", "1h", "--slide", "2h"],
+            "slide of windows: 120 minutes, expected at most their length, 60",
+        ),
         (["windows", "--length", "1h", "--from", "noon"], "'noon' is not a valid time"),
         (["sessions", "--summary", "--user", "ada"], "--summary covers all users"),
     ],

@@ -135,7 +135,7 @@ def test_bots_are_dropped_and_counted(ingest: Ingest, caplog: pytest.LogCaptureF
     server.post([ANN], BOT_AGENT)
     assert server.endpoint.counts == {"bot": 3}
     assert [record.getMessage() for record in caplog.records] == [
-        "the first event of a bot is refused, others are only counted: User-Agent 'Googlebot/2.1'"
+        "without --keep-bots events of bots are refused and counted; the first: User-Agent 'Googlebot/2.1'"
     ]
     assert server.values() == []
     with running_ingestion(server.bootstrap, server.topic, keep_bots=True) as keeping:

@@ -165,7 +165,8 @@ class Endpoint:
             if not self._keep_bots and is_bot(agent):
                 if BOT not in self.counts:
                     _log.warning(
-                        "the first event of a bot is refused, others are only counted: User-Agent %.200r", agent
+                        "without --keep-bots events of bots are refused and counted; the first: User-Agent %.200r",
+                        agent,
                     )
                 return self._results([BOT] * len(events))
             return self._results(await self._write(events, address))
