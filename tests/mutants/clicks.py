@@ -71,9 +71,9 @@ MUTANTS = (
         _VERIFY + "test_one_thing_changed_by_hand_is_found",
     ),
     Mutant(
-        "clicks/verify.py",
-        "                    if after.identity == before.identity:\n                        return counts",
-        "                    return counts",
+        "clicks/results.py",
+        "            if after.identity == before.identity:\n                return result",
+        "            return result",
         _VERIFY + "test_batch_written_while_redis_is_read",
     ),
     Mutant(
