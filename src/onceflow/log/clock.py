@@ -19,8 +19,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
+    monotonic = staticmethod(time.monotonic)
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()

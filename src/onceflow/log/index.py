@@ -211,9 +211,11 @@ class TimeIndex(Index):
 
     def append_if_later(self, timestamp_ms: int, offset: int) -> None:
         """Append an entry only if the largest timestamp grew."""
-        assert self.entries is not None
-        if timestamp_ms > self.last()[0]:
-            self.entries += self.entry.pack(timestamp_ms, offset - self.base_offset)
+        entries = self.entries
+        assert entries is not None
+        latest_ms = _TIMESTAMP.unpack_from(entries, len(entries) - self.entry.size)[0] if entries else -1
+        if timestamp_ms > latest_ms:
+            entries += self.entry.pack(timestamp_ms, offset - self.base_offset)
 
     def last(self) -> tuple[int, int]:
         """Return (largest timestamp, offset); (-1, base offset) without entries."""

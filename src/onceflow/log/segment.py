@@ -283,7 +283,10 @@ class Segment:
         self._unindexed_bytes += size_bytes
 
     def _measure_indexes(self) -> None:
-        self.index_bytes = max(self.offset_index.size_bytes(), self.time_index.size_bytes())
+        offsets, times = self.offset_index.entries, self.time_index.entries
+        assert offsets is not None
+        assert times is not None
+        self.index_bytes = max(len(offsets), len(times))
 
     def index_max_timestamp(self) -> None:
         """Write the segment's largest timestamp to the time index, when it is sealed or closed."""
