@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -81,12 +81,16 @@ class InnerBroker:
     def call(self, function: Callable[[Node], T]) -> T:
         """Return the function's result, called in the broker's loop."""
 
-        async def called() -> T:
-            assert self._broker is not None
-            return function(self._broker.node)
+        async def called(node: Node) -> T:
+            return function(node)
 
+        return self.run(called)
+
+    def run(self, function: Callable[[Node], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of a coroutine in the broker's loop."""
+        assert self._broker is not None
         assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(WAIT_SECONDS)
+        return asyncio.run_coroutine_threadsafe(function(self._broker.node), self._loop).result(WAIT_SECONDS)
 
     def log(self, topic: str, partition: int = 0) -> PartitionLog:
         def find(node: Node) -> PartitionLog:

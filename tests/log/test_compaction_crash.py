@@ -5,6 +5,7 @@ records of each group are all old or all new, the table of keys is unchanged, an
 second cut may interrupt the recovery. A failure prints the operation and the seed.
 """
 
+import contextlib
 import random
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.log import swap
 from onceflow.log.partition import PartitionLog
 from onceflow.log.swap import retire
 from onceflow.testing import FaultyDisk, PowerCut
@@ -196,3 +198,37 @@ def test_start_beyond_the_end_creates_new_log(scratch: Path) -> None:
     log = opened(scratch / "clicks-0", disk, log_start_offset=end + 10)
     assert (log.log_start_offset, log.log_end_offset) == (end + 10, end + 10)
     assert log.append(keyed(("k", "v"))).base_offset == end + 10
+
+
+@pytest.mark.parametrize("seed", [7, 31])
+def test_power_cut_after_kill_and_restart(scratch: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The kill left names that are not durable; old files may be removed only once they are."""
+
+    def rename_and_die(*arguments: Any) -> None:
+        rename(*arguments)
+        disk.cut_power_after(0)
+
+    rename = swap._rename_all
+    for operations in range(1, 12):
+        root = scratch / str(operations)
+        root.mkdir()
+        disk = FaultyDisk(root)
+        log = open_log(root / "t-0", disk=disk, cleanup_compact=True)
+        for number in range(3):
+            log.append(keyed(("k", f"v{number}"), (f"only{number}", "v")))
+            log.roll()
+            sync(log)
+        log.append(keyed(("after", "v")))
+        sync(log)
+        with monkeypatch.context() as patched:
+            patched.setattr(swap, "_rename_all", rename_and_die)
+            with pytest.raises(PowerCut):
+                compact(log, disk=disk)
+        disk.kill()
+        del log
+        disk.cut_power_after(operations)
+        with contextlib.suppress(PowerCut):
+            open_log(root / "t-0", disk=disk, cleanup_compact=True)
+        disk.crash(seed)
+        log = open_log(root / "t-0", disk=disk, cleanup_compact=True)
+        assert offsets(log) in ([0, 1, 2, 3, 4, 5, 6], [1, 3, 4, 5, 6]), operations

@@ -1,17 +1,19 @@
 """Logs of followers: copies of the leader's batches, truncation, and what readers see."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onceflow.log import recovery
+from onceflow.log import recovery, swap
 from onceflow.log.epochs import EPOCHS_FILE
 from onceflow.log.errors import CorruptBatch, OffsetOutOfRange, StorageFailed
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, PowerCut
 from onceflow.testing import disk as faulty_disk
+from tests.log.compactions import compact, keyed
 from tests.log.partition_logs import batch, open_log, records, sync, values
 
 SEEDS = 40
@@ -212,6 +214,101 @@ def test_gaps_are_durable_after_failed_sync(scratch: Path) -> None:
     disk.crash(1, drop_all=True)
     reopened = open_log(scratch / "t-0", disk=disk, is_replica=True)
     assert [(record.offset, record.value) for record in records(reopened)] == [(0, b"a"), (5, b"b")]
+
+
+@pytest.mark.parametrize("fail", [FaultyDisk.fail_next_directory_syncs, FaultyDisk.fail_next_syncs])
+def test_close_refuses_a_postponed_round(scratch: Path, fail: Callable[[FaultyDisk], None]) -> None:
+    """The records that it kept are not synced: a clean start would call them durable."""
+    disk = FaultyDisk(scratch)
+    log = open_log(scratch / "t-0", disk=disk, is_replica=True)
+    log.append_copy(memoryview(batch(b"a")))
+    sync(log)
+    data = batch(b"b")
+    data[:8] = (5).to_bytes(8)
+    log.append_copy(memoryview(data))
+    fail(disk)
+    with pytest.raises(StorageFailed, match="could not be closed"):
+        log.close()
+
+
+def leave_compaction(log: PartitionLog, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a compaction fail when its new segment is valid, and before it has replaced the old ones."""
+
+    def rename_and_fail(*arguments: Any) -> None:
+        rename(*arguments)
+        disk.fail_next_directory_syncs()
+
+    rename = swap._rename_all
+    with monkeypatch.context() as patched:
+        patched.setattr(swap, "_rename_all", rename_and_fail)
+        with pytest.raises(OSError):
+            compact(log, disk=disk)
+    swap.remove_cleaned(disk, log.directory)
+
+
+def copies(*values: bytes, offset: int, epoch: int) -> memoryview:
+    """Return a leader's batch."""
+    data = keyed(*((f"k{number}", value.decode()) for number, value in enumerate(values)))
+    data[:8] = offset.to_bytes(8)
+    data[12:16] = epoch.to_bytes(4)
+    return memoryview(data)
+
+
+def compacted_log(directory: Path, disk: FaultyDisk) -> PartitionLog:
+    """Return a log of three segments with one key."""
+    log = open_log(directory, disk=disk, is_replica=True, cleanup_compact=True)
+    for offset in range(3):
+        log.append_copy(copies(b"old", offset=offset, epoch=1))
+        sync(log)
+        log.roll()
+        sync(log)
+    return log
+
+
+def test_starting_over_removes_a_failed_compaction(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start would finish it, and take what was copied since for damage."""
+    disk = FaultyDisk(scratch)
+    log = compacted_log(scratch / "t-0", disk)
+    leave_compaction(log, disk, monkeypatch)
+    truncate(log, 50, starts_over=True)
+    log.append_copy(copies(b"copied", offset=50, epoch=2))
+    sync(log)
+    log.close()
+    again = open_log(scratch / "t-0", disk=disk, is_replica=True, clean=True, cleanup_compact=True)
+    assert boundaries(again) == [50, 51]
+
+
+def test_starting_over_removes_deleted_segments(scratch: Path) -> None:
+    """Retention has removed them from the log, and could not rename their files yet."""
+    disk = FaultyDisk(scratch)
+    log = compacted_log(scratch / "t-0", disk)
+    log.segments.start_offset = 1
+    deleted = log.drop_segments_below_start()
+    disk.fail_next_directory_syncs()
+    with pytest.raises(OSError):
+        swap.retire(disk, log.directory, deleted)
+    truncate(log, 50, starts_over=True)
+    log.append_copy(copies(b"copied", offset=50, epoch=2))
+    sync(log)
+    disk.kill()
+    again = open_log(scratch / "t-0", disk=disk, is_replica=True, log_start_offset=1)
+    assert boundaries(again) == [50, 51]
+
+
+def test_no_truncation_beside_a_failed_compaction(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start would finish it, and replace what was copied since by the records before."""
+    disk = FaultyDisk(scratch)
+    log = compacted_log(scratch / "t-0", disk)
+    leave_compaction(log, disk, monkeypatch)
+    with pytest.raises(OSError, match="the next start finishes it"):
+        truncate(log, 1)
+    again = open_log(scratch / "t-0", disk=disk, is_replica=True, cleanup_compact=True)
+    truncate(again, 1)
+    again.append_copy(copies(b"copied", offset=1, epoch=2))
+    sync(again)
+    again.close()
+    reopened = open_log(scratch / "t-0", disk=disk, is_replica=True, clean=True, cleanup_compact=True)
+    assert [record.value for record in records(reopened)][-1] == b"copied"
 
 
 def test_log_starts_over(scratch: Path) -> None:

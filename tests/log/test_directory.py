@@ -205,6 +205,55 @@ def test_partitions_are_found_and_deleted(tmp_path: Path) -> None:
         directory.close(clean=False)
 
 
+def test_deletion_is_durable_after_failed_sync(tmp_path: Path) -> None:
+    """Repeated, it finds no directory; the deleted one must not return instead of the next topic's."""
+    disk = FaultyDisk(tmp_path)
+    directory = DataDirectory.open(tmp_path, disk=disk)
+    log = open_log(tmp_path / "t-0", disk=disk)
+    log.append(batch(b"deleted"))
+    sync(log)
+    log.close()
+    disk.fail_next_directory_syncs()
+    with pytest.raises(OSError):
+        directory.delete_partition("t", 0)
+    directory.delete_partition("t", 0)
+    disk.crash(1, drop_all=True)
+    directory.close(clean=False)
+    assert list(DataDirectory.open(tmp_path, disk=disk).partitions()) == []
+
+
+def test_a_log_set_aside_loses_its_offsets(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    directory = DataDirectory.open(tmp_path, disk=disk)
+    log = open_log(tmp_path / "t-0", disk=disk)
+    log.append(batch(b"old"))
+    log.close()
+    directory.log_start_offsets.advance({("t", 0): 5, ("t", 1): 6})
+    aside = directory.set_aside("t", 0)
+    disk.crash(1, drop_all=True)
+    directory.close(clean=False)
+    again = DataDirectory.open(tmp_path, disk=disk)
+    assert re.fullmatch(r"t-0\.[0-9a-f]{32}-stray", aside.name)
+    assert b"old" in (aside / "00000000000000000000.log").read_bytes()
+    assert list(again.partitions()) == []
+    assert [again.log_start_offsets.get("t", index) for index in (0, 1)] == [0, 6]
+    again.close(clean=False)
+
+
+def test_offsets_are_only_lowered(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    directory = DataDirectory.open(tmp_path, disk=disk)
+    directory.log_start_offsets.advance({("t", 0): 5})
+    directory.high_watermarks.advance({("t", 0): 9})
+    for offset, expected in ((7, (5, 7)), (8, (5, 7)), (3, (3, 3))):
+        directory.lower_offsets("t", 0, offset)
+        disk.crash(1, drop_all=True)
+        directory.close(clean=False)
+        directory = DataDirectory.open(tmp_path, disk=disk)
+        assert (directory.log_start_offsets.get("t", 0), directory.high_watermarks.get("t", 0)) == expected
+    directory.close(clean=False)
+
+
 @pytest.mark.remedy(Remedy.MOVE_AWAY)
 def test_topic_id_belongs_to_the_log(tmp_path: Path) -> None:
     def open_with(topic_id: int) -> PartitionLog:

@@ -1,5 +1,6 @@
 """Damage: recovery keeps the complete batches before it, and nothing after it reappears."""
 
+import contextlib
 import random
 import shutil
 from itertools import accumulate, product
@@ -407,3 +408,27 @@ def test_flipped_index_bit_hides_no_record(scratch: Path) -> None:
                     data = fetched.read()
                     assert read_header(data).base_offset == offset
                     assert sum(header.size_bytes for _position, header in batches(data)) == len(data)
+
+
+@pytest.mark.parametrize("seed", [7, 38])
+def test_producers_survive_the_removal_of_segments(scratch: Path, seed: int) -> None:
+    """A kill left the name of their snapshot in the page cache; the next start removes the segment before it."""
+    for operations in range(1, 12):
+        root = scratch / str(operations)
+        root.mkdir()
+        disk = FaultyDisk(root)
+        log = open_log(root / "t-0", disk=disk)
+        log.append(batch(b"a", producer_id=7, sequence=0))
+        sync(log)
+        log.roll()
+        log.append(batch(b"x"))
+        sync(log)
+        disk.kill()
+        del log
+        disk.cut_power_after(operations)
+        with contextlib.suppress(PowerCut):
+            open_log(root / "t-0", disk=disk, log_start_offset=1)
+        disk.crash(seed)
+        log = open_log(root / "t-0", disk=disk, log_start_offset=1)
+        assert values(log) == [b"x"]
+        assert log.append(batch(b"a", producer_id=7, sequence=0)).duplicate, operations

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from onceflow.log.disk import Disk, read_file, replace_file, write_file
 from onceflow.log.epochs import EPOCHS_FILE, LeaderEpochs, parse_epochs
-from onceflow.log.errors import DataDirectoryRefused
+from onceflow.log.errors import OtherTopicThere
 from onceflow.remedies import Remedy
 
 LEADER_EPOCH = 0
@@ -42,7 +42,7 @@ def check_checkpoints(
     """Return the leader epochs; None where the batches of a replica must provide them.
 
     Rewrite files that are missing from `names` or torn, and without replicas also epochs of another node; no
-    information is lost. Raises DataDirectoryRefused where the directory belongs to a topic with another id.
+    information is lost. Raises OtherTopicThere where the directory belongs to a topic with another id.
     """
     expected = _metadata(topic_id)
     epochs: LeaderEpochs | None = None
@@ -61,7 +61,7 @@ def _check(disk: Disk, path: Path, expected: bytes, *, is_there: bool) -> None:
     if content.strip() == expected.strip():
         return
     if path.name == _METADATA_FILE and not expected.startswith(content.rstrip(b"\0")):
-        raise DataDirectoryRefused(
+        raise OtherTopicThere(
             f"{path} holds {content.decode(errors='replace')!r}, not {expected.decode()!r}; {Remedy.MOVE_AWAY}"
         )
     replace_file(disk, path, expected)

@@ -8,6 +8,7 @@
                           (onceflow.log.offset_checkpoint)
     TOPIC-N/              the log of one partition (onceflow.log.partition)
     TOPIC-N.ID-delete/    a log being deleted; after a crash the next start removes it
+    TOPIC-N.ID-stray/     a log of a deleted topic whose name has another topic now; nothing reads it
 
 The clean-shutdown file is removed, durably, before anything is loaded (KAFKA-10471): a crash while loading must not
 count as a clean shutdown.
@@ -36,6 +37,7 @@ _LOCK_FILE = ".lock"
 _META_FILE = "meta.properties"
 _CLEAN_FILE = ".kafka_cleanshutdown"
 _DELETE_SUFFIX = "-delete"
+_STRAY_SUFFIX = "-stray"
 UNKNOWN_NAMES_MAX = 5
 """Maximum number of names in a warning."""
 _CLUSTER_ID = re.compile(r"[a-zA-Z0-9_-]{1,22}")
@@ -100,13 +102,36 @@ class DataDirectory:
         """Delete a closed log. Once the rename is durable, the log cannot reappear."""
         path = self.partition_path(topic, partition)
         if not self._disk.exists(path):
+            # An earlier call may have renamed it, and failed to make that durable.
+            self._disk.sync_directory(self.path)
             return
+        self._forget_offsets(topic, partition)
+        self._remove(self._rename(path, _DELETE_SUFFIX))
+
+    def set_aside(self, topic: str, partition: int) -> Path:
+        """Give the directory of a log that is not open a name that no topic has, with Kafka's suffix for logs that its
+        cluster does not know; return its path. Blocks; raises OSError."""
+        self._forget_offsets(topic, partition)
+        return self._rename(self.partition_path(topic, partition), _STRAY_SUFFIX)
+
+    def _forget_offsets(self, topic: str, partition: int) -> None:
         for offsets in (self.log_start_offsets, self.cleaner_offsets, self.high_watermarks):
             offsets.forget([(topic, partition)])
-        doomed = path.with_name(f"{path.name[:200]}.{uuid4().hex}{_DELETE_SUFFIX}")
-        self._disk.rename(path, doomed)
+
+    def _rename(self, path: Path, suffix: str) -> Path:
+        renamed = path.with_name(f"{path.name[:200]}.{uuid4().hex}{suffix}")
+        self._disk.rename(path, renamed)
         self._disk.sync_directory(self.path)
-        self._remove(doomed)
+        return renamed
+
+    def lower_offsets(self, topic: str, partition: int, offset: int) -> None:
+        """Store a log start and a high watermark of at most `offset`, before a follower removes what is there.
+
+        Otherwise the next start would find them above the log's end, and what is copied there later would be removed or
+        visible too early. Blocks; raises OSError.
+        """
+        for offsets in (self.log_start_offsets, self.high_watermarks):
+            offsets.lower({(topic, partition): offset})
 
     def _finish_deletions(self) -> None:
         for name in self._disk.names(self.path):

@@ -123,3 +123,7 @@ class OffsetOutOfRange(LogError):
 
 class DataDirectoryRefused(OnceflowError):
     """The data directory is in use, belongs to another cluster, or is damaged."""
+
+
+class OtherTopicThere(DataDirectoryRefused):
+    """The directory of a partition has the records of another topic, which had the same name."""

@@ -31,10 +31,12 @@ from typing import Any
 from onceflow.log.disk import Disk, read_file, write_file
 from onceflow.log.open_files import OPEN_FILES
 
+OFFSET_DIGITS = 20
+
 
 def file_name(offset: int, suffix: str) -> str:
     """Return Kafka's name for a segment's file: the offset in 20 digits."""
-    return f"{offset:020d}{suffix}"
+    return f"{offset:0{OFFSET_DIGITS}d}{suffix}"
 
 
 class Index:

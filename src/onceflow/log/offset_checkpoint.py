@@ -49,6 +49,13 @@ class OffsetCheckpoint:
             if later:
                 self._write({**self._offsets, **later})
 
+    def lower(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set each offset to the smaller of the old and the new one. Blocks; raises OSError and keeps the old ones."""
+        with self._lock:
+            earlier = {key: offset for key, offset in offsets.items() if offset < self._offsets.get(key, 0)}
+            if earlier or not self._is_stored:
+                self._write({**self._offsets, **earlier})
+
     def replace(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Set offsets, lower ones too. Blocks; raises OSError and keeps the old ones."""
         with self._lock:

@@ -364,7 +364,11 @@ class PartitionLog:
         """Continue with what is left after `Truncation.run`."""
         self.is_truncating = False
         high_watermark, waits_for_replicas = self.visible.high_watermark, self.durability.waits_for_replicas
+        start_offset = self.segments.start_offset
         self._adopt(self.config, loaded)
+        if self.segments.start_offset < start_offset <= self.segments.end_offset:
+            # It advanced during the truncation.
+            self.segments.start_offset = start_offset
         if waits_for_replicas:
             self.wait_for_replicas(high_watermark)
 

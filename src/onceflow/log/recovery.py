@@ -139,6 +139,9 @@ class Loader:
         below = sum(end <= self._log_start_offset for end in ends)
         while below and not self._load_snapshot(bases[below]):
             below -= 1
+        if below:
+            # After a mere kill the snapshot's name may not be durable yet.
+            self._disk.sync_directory(self._directory)
         for segment in segments[:below]:
             segment.remove()
         return segments[below:]

@@ -113,6 +113,8 @@ def finish(disk: Disk, directory: Path) -> Mapping[str, int]:
     names = disk.sizes(directory)
     if not any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)) for name in names):
         return names
+    # After a mere kill the names with `.swap` may not be durable yet, and the old files are removed next.
+    disk.sync_directory(directory)
     swapped = offsets_of((name.removesuffix(SWAP_SUFFIX) for name in names if name.endswith(SWAP_SUFFIX)), LOG_SUFFIX)
     for base in swapped:
         path = directory / (file_name(base, LOG_SUFFIX) + SWAP_SUFFIX)

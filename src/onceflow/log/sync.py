@@ -344,7 +344,7 @@ class Durability:
         if point is not None:
             point.run()
             self.end_sync(point)
-            if point.problem is not None and self._seals:
+            if point.problem is not None and (self._seals or not point.is_durable):
                 raise point.problem
         active = self._segments.active
         active.index_max_timestamp()

@@ -20,9 +20,10 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import Disk, replace_file
 from onceflow.log.epochs import EPOCHS_FILE, LeaderEpochs
-from onceflow.log.index import file_name
+from onceflow.log.index import OFFSET_DIGITS, file_name
 from onceflow.log.recovery import Loaded, Loader, new_log
-from onceflow.log.segment import SNAPSHOT_SUFFIX, Segment, offsets_of
+from onceflow.log.segment import Segment
+from onceflow.log.swap import SEGMENT_SUFFIXES, SWAP_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class Truncation:
         """Cut the log and load it. Blocks; any thread. Raises OSError, after which the log must be reopened."""
         if self.starts_over:
             return self._start_over()
+        if any(name.endswith(SWAP_SUFFIX) for name in self.disk.names(self.directory)):
+            # It would replace what is copied here later.
+            raise OSError(f"{self.directory} has a compaction that failed; the next start finishes it")
         self._remove([segment for segment in self.segments if segment.base_offset > self.offset])
         last = next(segment for segment in reversed(self.segments) if segment.base_offset <= self.offset)
         span = last.find(self.offset, last.size_bytes)
@@ -64,10 +68,19 @@ class Truncation:
         self.disk.sync_directory(self.directory)
 
     def _start_over(self) -> Loaded:
-        # A snapshot of removed batches must not be read as the state at the start of a later segment.
-        for offset in offsets_of(self.disk.sizes(self.directory), SNAPSHOT_SUFFIX):
-            self.disk.remove(self.directory / file_name(offset, SNAPSHOT_SUFFIX))
+        for name in self.disk.names(self.directory):
+            if name[:OFFSET_DIGITS].isdecimal() and not self._is_of_segment(name):
+                self.disk.remove(self.directory / name)
         self._remove(self.segments)
         epochs = LeaderEpochs()
         replace_file(self.disk, self.directory / EPOCHS_FILE, epochs.encode(self.offset))
         return new_log(self.directory, self.config, self.disk, self.offset, epochs)
+
+    def _is_of_segment(self, name: str) -> bool:
+        """Return whether a numbered file is one of the log's segments.
+
+        All others go first: snapshots would be read as the state at the start of a later segment, and the next start
+        would bring back what a failed compaction or deletion has left.
+        """
+        bases = {file_name(segment.base_offset, "") for segment in self.segments}
+        return name.partition(".")[0] in bases and name.endswith(SEGMENT_SUFFIXES)

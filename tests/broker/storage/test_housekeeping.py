@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -227,6 +228,81 @@ def test_a_recreated_topic_starts_at_zero(broker: DrivenBroker, client: RawClien
     broker.stop()
     broker.start()
     assert broker.log("clicks").log_start_offset == 0
+
+
+def test_another_topics_directory_is_set_aside(broker: DrivenBroker, client: RawClient) -> None:
+    """Damage of the topics' log may leave a directory whose topic nothing knows."""
+    client.create_topic("clicks")
+    produce(client, "clicks", 1)
+    client.create_topic("visits")
+    produce(client, "visits", 2)
+    broker.stop()
+    shutil.rmtree(broker.data / "clicks-0")
+    (broker.data / "visits-0").rename(broker.data / "views-0")
+    broker.start()
+    with connected(broker.bootstrap) as other:
+        other.create_topic("views")
+        assert other.produce("views", 0, keyed(("k", "v"))).base_offset == 0
+    assert len(list(broker.data.glob("views-0.*-stray"))) == 1
+    broker.stop()
+    broker.start()
+    assert broker.log("views").log_end_offset == 1
+
+
+def test_a_log_start_waits_for_a_truncation(broker: DrivenBroker, client: RawClient) -> None:
+    """The log may end before the new start."""
+    client.create_topic("clicks")
+    produce(client, "clicks", 20)
+
+    async def delete_meanwhile(node: Node) -> None:
+        partition = node.partitions.hosted("clicks", 0)
+        assert partition is not None
+        log = partition.log
+        truncation = log.begin_truncation(5)
+        assert truncation is not None
+        await node.housekeeping.delete_records({partition: 10})
+        await node.housekeeping.store_high_watermarks()
+        log.end_truncation(truncation.run())
+        assert (log.log_start_offset, log.log_end_offset) == (0, 5)
+        assert node.directory.log_start_offsets.get("clicks", 0) == 0
+        await node.housekeeping.delete_records({partition: 4})
+
+    broker.run(delete_meanwhile)
+    broker.stop()
+    broker.start()
+    assert (broker.log("clicks").log_start_offset, broker.log("clicks").log_end_offset) == (4, 5)
+
+
+def test_segments_left_before_starting_over(tmp_path: Path) -> None:
+    """Their names are those of its new files."""
+    data = tmp_path / "disk"
+    data.mkdir()
+    disk = FaultyDisk(data)
+    with DrivenBroker(data, disk=disk, log=SMALL) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("clicks")
+        produce(client, "clicks", 20)
+
+        async def start_over(node: Node) -> None:
+            partition = node.partitions.hosted("clicks", 0)
+            assert partition is not None
+            await node.housekeeping.delete_records({partition: 10})
+            disk.fail_next_directory_syncs()
+            await node.housekeeping._delete_segments_below_start(partition)
+            assert node.housekeeping._unretired
+            truncation = partition.log.begin_truncation(0, starts_over=True)
+            assert truncation is not None
+            await node.housekeeping._retire_due()
+            node.directory.lower_offsets("clicks", 0, 0)
+            partition.log.end_truncation(truncation.run())
+
+        broker.run(start_over)
+        produce(client, "clicks", 3)
+        eventually(
+            lambda: after(broker, 60_000) and not broker.call(lambda node: node.housekeeping._unretired),
+            "what is left is forgotten",
+        )
+        broker.power_cycle(1)
+        assert (broker.log("clicks").log_start_offset, broker.log("clicks").log_end_offset) == (0, 3)
 
 
 def test_a_compacted_topic_stays_in_service(broker: DrivenBroker, client: RawClient) -> None:

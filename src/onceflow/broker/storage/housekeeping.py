@@ -138,7 +138,7 @@ class Housekeeping:
         offsets = {
             (partition.topic, partition.index): partition.log.high_watermark
             for partition in self._partitions
-            if partition.replica is not None
+            if partition.replica is not None and not partition.log.is_truncating
         }
         await self._in_thread(lambda: self._directory.high_watermarks.replace(offsets))
 
@@ -193,15 +193,21 @@ class Housekeeping:
             await self._delete_segments_below_start(partition)
 
     async def _advance(self, log_starts: Mapping[Partition, int]) -> None:
-        """Make new log starts durable, then move the logs to them. Raises OSError."""
+        """Make new log starts durable, then move the logs to them. Raises OSError.
+
+        One that is being truncated keeps its start: it may end before the new one.
+        """
         later = {
-            partition: offset for partition, offset in log_starts.items() if offset > partition.log.log_start_offset
+            partition: offset
+            for partition, offset in log_starts.items()
+            if offset > partition.log.log_start_offset and not partition.log.is_truncating
         }
         if not later:
             return
         await self._in_thread(lambda: self._write_log_starts(later))
         for partition, offset in later.items():
-            partition.log.segments.start_offset = max(offset, partition.log.log_start_offset)
+            log = partition.log
+            log.segments.start_offset = max(min(offset, log.log_end_offset), log.log_start_offset)
 
     def _write_log_starts(self, log_starts: Mapping[Partition, int]) -> None:
         self._directory.log_start_offsets.advance(
@@ -253,9 +259,15 @@ class Housekeeping:
         now = self._clock.monotonic()
         due = [entry for entry in self._unretired if entry[0] <= now]
         self._unretired = [entry for entry in self._unretired if entry[0] > now]
-        for _when, partition, segments in due:
-            if self._is_served(partition):
+        for when, partition, segments in due:
+            if not self._is_served(partition):
+                continue
+            log = partition.log
+            if log.is_truncating:
+                self._unretired.append((when, partition, segments))
+            elif segments[-1].base_offset < log.segments.in_order[0].base_offset:
                 await self._retire(partition, segments)
+            # Otherwise the log has started over since: their files are removed, and the names may be those of others.
 
     def _remove_later(self, partition: Partition, paths: Sequence[Path]) -> None:
         self._retired.append((self._after(partition.log.config.file_delete_delay_ms), paths))

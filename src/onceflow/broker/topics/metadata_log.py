@@ -173,6 +173,8 @@ class MetadataLog:
         assert point is not None
         point.run()
         log.durability.end_sync(point)
+        if point.problem is not None and not point.is_durable:
+            raise point.problem
 
     def next_producer_id(self, respond: Callable[[ErrorCode, int], None]) -> None:
         """Respond with a producer id that was never used before, once the record that reserves it is durable."""
