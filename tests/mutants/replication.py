@@ -93,8 +93,8 @@ MUTANTS = (
     # Truncation to the high watermark instead of by epoch (KIP-101).
     Mutant(
         _FETCHER,
-        "return max(min(end_offset, known_end), log.log_start_offset)",
-        "return max(min(log.high_watermark, known_end), log.log_start_offset)",
+        "return min(end_offset, known_end)",
+        "return min(log.high_watermark, known_end)",
         _SIMULATION,
     ),
     # A leader counts what it has not synced.
@@ -254,8 +254,8 @@ MUTANTS = (
     ),
     Mutant(
         _FETCHER,
-        "        if truncation.offset < visible:\n",
-        "        if truncation.offset > visible:\n",
-        "broker/cluster/test_replica_simulation.py::test_rare_faults_lose_nothing",
+        "        self._all.lower_offsets(*place, truncation.offset)\n",
+        "",
+        "broker/cluster/test_replication.py::test_a_replica_returns_below_its_start",
     ),
 )

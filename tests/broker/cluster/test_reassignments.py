@@ -18,7 +18,7 @@ from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.cluster.conftest import Brokers, Tree, create_on
 from tests.broker.cluster.test_controller import EPOCH, TOPIC_ID, brokers, sent
-from tests.broker.cluster.test_replication import read, send
+from tests.broker.cluster.test_replication import read, send, state
 from tests.broker.raw_client import connected, milliseconds
 
 CLICKS: Place = ("clicks", 0)
@@ -314,3 +314,27 @@ def test_the_next_controller_continues(brokers: Brokers, tree: Tree, tmp_path: P
     tree.await_that(lambda: hosts(tmp_path, "clicks") == {3})
     brokers.await_leaders("clicks", from_broker=3)
     assert read(brokers.bootstrap, "clicks", 1) == [b"first"]
+
+
+def test_a_broker_returns_with_a_deleted_topic(
+    brokers: Brokers, tree: Tree, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it was away, its replica moved, the topic was deleted, and its name was used again."""
+    create_on(brokers, "clicks", [2, 3])
+    send(brokers.bootstrap, "clicks", [b"old"])
+    brokers.stop(3)
+    assert reassign(brokers, "clicks", [2, 1]) == 0
+    tree.await_that(lambda: assigned(tree, "clicks") == [2, 1])
+    brokers.delete("clicks")
+    tree.await_that(lambda: not tree.exists("/brokers/topics/clicks"))
+    brokers.start(3)
+    create_on(brokers, "clicks", [2, 3])
+    send(brokers.bootstrap, "clicks", [b"new"])
+    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
+    assert "clicks-0: the log of a deleted topic is set aside as " in caplog.text
+    (aside,) = (brokers.directory / "3").glob("clicks-0.*-stray")
+    assert b"old" in (aside / "00000000000000000000.log").read_bytes()
+    brokers.stop(3)
+    brokers.start(3)
+    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
+    assert read(brokers.bootstrap, "clicks", 1) == [b"new"]

@@ -193,3 +193,44 @@ def test_an_unclean_leader_loses_records(brokers: Brokers, tree: Tree, caplog: p
     tree.await_that(lambda: "clicks-0: the records from 1 to 3 are lost: broker 3" in caplog.text)
     assert read(brokers.bootstrap, "clicks", 2) == [b"kept", b"new"]
     assert "leader_recovery_state" not in state(tree, "clicks")
+
+
+def test_a_replica_returns_below_its_start(brokers: Brokers, tree: Tree) -> None:
+    """Its records were deleted up to its end, and the replica that leads without them ends before."""
+    create_on(brokers, "clicks", [2, 3])
+    send(brokers.bootstrap, "clicks", [b"kept"])
+    brokers.stop(3)
+    tree.await_that(lambda: state(tree, "clicks")["isr"] == [2])
+    send(brokers.bootstrap, "clicks", [b"lost"] * 9)
+    delete(brokers.bootstrap, "clicks", -1)
+    brokers.stop(2)
+    brokers.start(3)
+    tree.await_that(lambda: state(tree, "clicks")["leader"] == -1)
+    brokers.configure("clicks", "unclean.leader.election.enable", "true")
+    tree.await_that(lambda: state(tree, "clicks")["leader"] == 3)
+    brokers.start(2)
+    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
+    send(brokers.bootstrap, "clicks", [b"new"] * 15)
+    tree.await_that(lambda: log(brokers, 3, "clicks").endswith(log(brokers, 2, "clicks")))
+    brokers.stop(2)
+    brokers.start(2)
+    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
+    brokers.stop(3)
+    tree.await_that(lambda: state(tree, "clicks")["leader"] == 2)
+    assert read(brokers.bootstrap, "clicks", 15, start=1) == [b"new"] * 15
+
+
+def test_a_recreated_topic_takes_records(brokers: Brokers, tree: Tree) -> None:
+    """Its leader epoch is lower than the last one of the deleted topic."""
+    create_on(brokers, "clicks", [1, 3])
+    send(brokers.bootstrap, "clicks", [b"old"])
+    brokers.stop(3)
+    tree.await_that(lambda: state(tree, "clicks")["isr"] == [1])
+    brokers.start(3)
+    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [1, 3])
+    assert state(tree, "clicks")["leader_epoch"] > 0
+    brokers.delete("clicks")
+    tree.await_that(lambda: not tree.exists("/brokers/topics/clicks"))
+    create_on(brokers, "clicks", [1, 3])
+    send(brokers.bootstrap, "clicks", [b"new"])
+    assert read(brokers.bootstrap, "clicks", 1) == [b"new"]

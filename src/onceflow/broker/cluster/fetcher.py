@@ -89,10 +89,10 @@ def fetch_position(log: PartitionLog) -> tuple[int, int]:
 
 def common_end(log: PartitionLog, epoch: int, end_offset: int) -> int:
     """Return where a follower truncates its log after a response with a diverging epoch: the smaller end of that epoch,
-    or of the last one before it, in both logs."""
+    or of the last one before it, in both logs. It may be before the follower's start."""
     own = log.end_of_epoch(epoch)
     known_end = own.end_offset if own.end_offset >= 0 else log.log_end_offset
-    return max(min(end_offset, known_end), log.log_start_offset)
+    return min(end_offset, known_end)
 
 
 class Following:
@@ -168,14 +168,15 @@ class Fetchers:
         address_of: AddressOf,
         advance_start: AdvanceStart,
         is_busy: Callable[[Partition], bool],
-        lower_high_watermark: Callable[[Place, int], None],
+        lower_offsets: Callable[[str, int, int], None],
         connect: Connect = connect_plaintext,
     ) -> None:
         """`thread` truncates logs; not those for which `is_busy`, which are compacted at the moment.
 
-        `lower_high_watermark` stores it before visible records are removed. Raises OSError.
+        `lower_offsets` stores log start and high watermark of (topic, partition) before records from an offset on are
+        removed. Raises OSError.
         """
-        self.lower_high_watermark = lower_high_watermark
+        self.lower_offsets = lower_offsets
         self.broker_id = broker_id
         self.limits = limits
         self.group_commit = group_commit
@@ -378,7 +379,9 @@ class Fetcher:
             return False
         try:
             if fetched.diverging_epoch is not None:
-                await self._truncate(following, common_end(following.log, *fetched.diverging_epoch), starts_over=False)
+                end = common_end(following.log, *fetched.diverging_epoch)
+                # Records before the start were deleted, so nothing is in common (UnifiedLog.truncateTo).
+                await self._truncate(following, end, starts_over=end < following.log.log_start_offset)
                 return False
             if fetched.records:
                 try:
@@ -419,6 +422,8 @@ class Fetcher:
             return
         truncation = log.begin_truncation(offset, starts_over=starts_over)
         if truncation is None:
+            # Only epochs at the end were removed: a response that stays the same must not keep this task busy.
+            self._delay(following)
             return
         logger.info("%s: truncating from %d to %d", following.partition, log.log_end_offset, offset)
         following.is_truncating = True
@@ -429,7 +434,7 @@ class Fetcher:
         visible = log.high_watermark
         try:
             loaded = await asyncio.get_running_loop().run_in_executor(
-                self._all.thread, self._cut, following.place, truncation, visible
+                self._all.thread, self._cut, following.place, truncation
             )
         except OSError as error:
             logger.error("%s could not be truncated: %s", following.partition, error)
@@ -449,10 +454,8 @@ class Fetcher:
             if following.removed is not None:
                 following.removed()
 
-    def _cut(self, place: Place, truncation: Truncation, visible: int) -> Loaded:
-        if truncation.offset < visible:
-            # After a crash, the high watermark must not cover what is copied to this place later.
-            self._all.lower_high_watermark(place, truncation.offset)
+    def _cut(self, place: Place, truncation: Truncation) -> Loaded:
+        self._all.lower_offsets(*place, truncation.offset)
         return truncation.run()
 
     async def _reenter(self, following: Following) -> None:

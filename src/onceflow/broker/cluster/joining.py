@@ -208,7 +208,7 @@ class Joining:
             address_of=view.inter_broker_address,
             connect=view.connect,
             advance_start=host.housekeeping.delete_records,
-            lower_high_watermark=lambda place, offset: host.directory.high_watermarks.replace({place: offset}),
+            lower_offsets=host.directory.lower_offsets,
             is_busy=lambda partition: host.housekeeping.cleaner.compacting is partition,
         )
         return Replication(

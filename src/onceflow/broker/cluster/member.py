@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
+from uuid import UUID
 
 from onceflow.broker.cluster.replication import Replication
 from onceflow.broker.cluster.view import ClusterView
@@ -70,7 +71,8 @@ class Member:
         self._replication = replication
         self._on_topics_deleted = on_topics_deleted
         self._controller_epoch = 0
-        self._leader_epochs: dict[Place, int] = {}
+        self._leader_epochs: dict[tuple[UUID, int], int] = {}
+        """(topic id, partition) → epoch: a topic that is created again begins with the first one."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_busy = False
 
@@ -135,6 +137,8 @@ class Member:
             deleted = self._view.apply(request)
             if deleted:
                 self._on_topics_deleted(set(deleted))
+                known = self._topics.by_id
+                self._leader_epochs = {key: epoch for key, epoch in self._leader_epochs.items() if key[0] in known}
         respond(UpdateMetadataResponse(error_code=refusal))
 
     # LeaderAndIsr
@@ -165,7 +169,7 @@ class Member:
             topic = self._topic(wanted)
             for state in wanted.partition_states:
                 place = wanted.topic_name, state.partition_index
-                errors[place] = self._error(topic, place, state)
+                errors[place] = self._error(topic, state)
                 if topic is not None and not errors[place]:
                     accepted.append((topic, state))
 
@@ -185,7 +189,7 @@ class Member:
                     errors[place] = ErrorCode.kafka_storage_error
                 else:
                     left += 1
-                    self._leader_epochs[place] = state.leader_epoch
+                    self._leader_epochs[topic.topic_id, state.partition_index] = state.leader_epoch
                     self._begin(topic, state, begun)
             begun()
 
@@ -208,10 +212,10 @@ class Member:
             self._replication.follow(partition, state)
             begun()
 
-    def _error(self, topic: Topic | None, place: Place, state: LeaderAndIsrPartition) -> ErrorCode:
+    def _error(self, topic: Topic | None, state: LeaderAndIsrPartition) -> ErrorCode:
         if topic is None or state.partition_index >= topic.partition_count:
             return ErrorCode.unknown_topic_or_partition
-        if state.leader_epoch < self._leader_epochs.get(place, 0):
+        if state.leader_epoch < self._leader_epochs.get((topic.topic_id, state.partition_index), 0):
             return ErrorCode.stale_controller_epoch
         if self._broker_id not in state.replicas:
             return ErrorCode.unknown_topic_or_partition
@@ -228,7 +232,6 @@ class Member:
         to_delete = [(name, state.partition_index) for name, state in places if state.delete_partition]
         for name, state in places:
             self._partitions.resign(name, state.partition_index)
-            self._leader_epochs.pop((name, state.partition_index), None)
 
         def deleted(left: Set[Place]) -> None:
             respond(

@@ -14,7 +14,7 @@ from onceflow.log.clock import Clock
 from onceflow.log.config import LogConfig
 from onceflow.log.directory import DataDirectory
 from onceflow.log.disk import Disk
-from onceflow.log.errors import NoSpaceForNewLog
+from onceflow.log.errors import NoSpaceForNewLog, OtherTopicThere
 from onceflow.log.partition import PartitionLog
 from onceflow.remedies import Remedy
 
@@ -61,14 +61,32 @@ class TopicLogs:
         """Open or create the logs of these partitions. Blocks; raises LogError, DataDirectoryRefused, OSError."""
         return [self._open(topic.name, index, config, topic.topic_id, clean=clean) for index in indexes]
 
+    def create(self, topic: Topic, indexes: Iterable[int], config: LogConfig) -> list[PartitionLog]:
+        """Create the logs of new partitions, or open them if an interrupted creation has left them.
+
+        A directory of another topic is set aside. Blocks; raises LogError, OSError.
+        """
+        return [self._create(topic, index, config) for index in indexes]
+
     def open_replica(self, topic: Topic, index: int, config: LogConfig, *, clean: bool) -> PartitionLog:
-        """Open or create the log of a partition of a cluster, as `open` does.
+        """Open or create the log of a partition of a cluster, as `open` does, but set another topic's directory aside:
+        the topic may have been deleted, and its name used again, while this broker was away.
 
         Until this broker leads it in a later epoch, it continues the last one: a coordinator appends to its own topic.
         """
-        log = self._open(topic.name, index, config, topic.topic_id, clean=clean, is_replica=True)
+        log = self._create(topic, index, config, clean=clean, is_replica=True)
         log.begin_epoch(max(log.epochs.latest, LEADER_EPOCH))
         return log
+
+    def _create(
+        self, topic: Topic, index: int, config: LogConfig, *, clean: bool = False, is_replica: bool = False
+    ) -> PartitionLog:
+        try:
+            return self._open(topic.name, index, config, topic.topic_id, clean=clean, is_replica=is_replica)
+        except OtherTopicThere:
+            aside = self._directory.set_aside(topic.name, index)
+            logger.warning("%s-%d: the log of a deleted topic is set aside as %s", topic.name, index, aside)
+            return self._open(topic.name, index, config, topic.topic_id, clean=False, is_replica=is_replica)
 
     def _open(
         self,

@@ -124,7 +124,7 @@ class Process:
             address_of=view.inter_broker_address,
             advance_start=ANYTHING(),
             is_busy=lambda _partition: False,
-            lower_high_watermark=lambda place, offset: self.high_watermarks.replace({place: offset}),
+            lower_offsets=lambda topic, index, offset: self.high_watermarks.lower({(topic, index): offset}),
         )
         self.replication = Replication(
             self.id,
