@@ -1,5 +1,6 @@
 """Acknowledged administration survives a power cut, a kill and a restart; failures are reported."""
 
+import errno
 import logging
 import select
 import threading
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 
 from onceflow.broker.coordinators import UnfinishedDeletion
+from onceflow.broker.node import Node
 from onceflow.broker.topics.logs import TopicLogs
 from onceflow.broker.topics.operations import TopicOperations
 from onceflow.log.directory import DataDirectory
+from onceflow.log.disk import SyncNotBegun
 from onceflow.log.segment import Segment
+from onceflow.log.sync import SyncPoint
 from onceflow.remedies import Remedy
 from onceflow.testing import BrokerProcess
 from onceflow.wire import apis
@@ -322,6 +326,20 @@ def test_start_with_an_unfinishable_deletion(
     with connected(powered.bootstrap) as client:
         eventually(partial(is_created, client, "t"), "the deletion is finished, the name free again")
         assert committed(client, "g", "t") == -1
+
+
+def test_a_postponed_sync_of_topics_is_reported(powered: PoweredBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller takes what it has recorded for durable."""
+
+    def record_and_sync(node: Node) -> None:
+        node.metadata.record(node.topics.decide_producer_ids())
+        node.metadata.sync()
+
+    with monkeypatch.context() as short:
+        short.setattr(SyncPoint, "run", lambda point: point.postpone(SyncNotBegun(errno.EMFILE, "too many open files")))
+        with pytest.raises(SyncNotBegun):
+            powered.call(record_and_sync)
+    powered.call(record_and_sync)
 
 
 def test_internal_topics_are_listed_and_unchangeable(client: RawClient) -> None:

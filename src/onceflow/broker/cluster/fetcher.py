@@ -7,8 +7,9 @@ offset is the end of what is synced, since the leader counts it for the high wat
 
 Each Fetch has the epoch of the last record that the follower has. Where that is not in the leader's log, the response
 says where the logs part (KIP-595), and the follower truncates its log there (KIP-101, KIP-279): to the smaller end of
-that epoch in both logs. The high watermark never decides. A follower whose end is outside the leader's log starts over
-at the leader's start, or truncates to the leader's end (AbstractFetcherThread.fetchOffsetAndTruncate).
+that epoch in both logs, or starts over there if that is before its own start. The high watermark never decides. A
+follower whose end is outside the leader's log starts over at the leader's start, or truncates to the leader's end
+(AbstractFetcherThread.fetchOffsetAndTruncate).
 """
 
 import asyncio
