@@ -222,35 +222,19 @@ def test_deletion_is_durable_after_failed_sync(tmp_path: Path) -> None:
     assert list(DataDirectory.open(tmp_path, disk=disk).partitions()) == []
 
 
-def test_a_log_set_aside_loses_its_offsets(tmp_path: Path) -> None:
-    disk = FaultyDisk(tmp_path)
-    directory = DataDirectory.open(tmp_path, disk=disk)
-    log = open_log(tmp_path / "t-0", disk=disk)
-    log.append(batch(b"old"))
-    log.close()
-    directory.log_start_offsets.advance({("t", 0): 5, ("t", 1): 6})
-    aside = directory.set_aside("t", 0)
-    disk.crash(1, drop_all=True)
-    directory.close(clean=False)
-    again = DataDirectory.open(tmp_path, disk=disk)
-    assert re.fullmatch(r"t-0\.[0-9a-f]{32}-stray", aside.name)
-    assert b"old" in (aside / "00000000000000000000.log").read_bytes()
-    assert list(again.partitions()) == []
-    assert [again.log_start_offsets.get("t", index) for index in (0, 1)] == [0, 6]
-    again.close(clean=False)
-
-
 def test_offsets_are_only_lowered(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
     directory = DataDirectory.open(tmp_path, disk=disk)
     directory.log_start_offsets.advance({("t", 0): 5})
     directory.high_watermarks.advance({("t", 0): 9})
-    for offset, expected in ((7, (5, 7)), (8, (5, 7)), (3, (3, 3))):
+    directory.cleaner_offsets.advance({("t", 0): 6})
+    for offset, expected in ((7, (5, 6, 7)), (8, (5, 6, 7)), (3, (3, 3, 3))):
         directory.lower_offsets("t", 0, offset)
         disk.crash(1, drop_all=True)
         directory.close(clean=False)
         directory = DataDirectory.open(tmp_path, disk=disk)
-        assert (directory.log_start_offsets.get("t", 0), directory.high_watermarks.get("t", 0)) == expected
+        files = (directory.log_start_offsets, directory.cleaner_offsets, directory.high_watermarks)
+        assert tuple(offsets.get("t", 0) for offsets in files) == expected
     directory.close(clean=False)
 
 

@@ -215,8 +215,8 @@ MUTANTS = (
     ),
     Mutant(
         "log/directory.py",
-        "        self._disk.rename(path, renamed)\n        self._disk.sync_directory(self.path)\n",
-        "        self._disk.rename(path, renamed)\n",
+        "        self._are_names_durable = False\n        self._sync_names()\n",
+        "        self._are_names_durable = False\n",
         "log/test_directory.py::test_deletion_is_durable_after_failed_sync",
     ),
     Mutant(
@@ -239,14 +239,14 @@ MUTANTS = (
     ),
     Mutant(
         "log/directory.py",
-        "            self._disk.sync_directory(self.path)\n            return\n",
+        "            self._sync_names()\n            return\n",
         "            return\n",
         "log/test_directory.py::test_deletion_is_durable_after_failed_sync",
     ),
     Mutant(
         "log/truncation.py",
-        "not self._is_of_segment(name)",
-        "name.endswith('.snapshot')",
+        "isdecimal() and not is_of_segment",
+        "isdecimal() and name.endswith('.snapshot')",
         "log/test_copies.py::test_starting_over_removes_a_failed_compaction",
     ),
     Mutant(
@@ -257,8 +257,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/storage/housekeeping.py",
-        "segments[-1].base_offset < log.segments.in_order[0].base_offset",
-        "segments",
+        "self._is_served(partition) and partition.log.segments is owner",
+        "self._is_served(partition)",
         "broker/storage/test_housekeeping.py::test_segments_left_before_starting_over",
     ),
     Mutant(

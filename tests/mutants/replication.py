@@ -128,9 +128,16 @@ MUTANTS = (
     # A fetcher that waits for a sync is not woken when its partition gets another leader.
     Mutant(
         _FETCHER,
-        "        following.on_stored()\n        if following.is_truncating:",
-        "        if following.is_truncating:",
+        "        following.on_stored()\n\n    def truncate",
+        "\n    def truncate",
         _SIMULATION,
+    ),
+    # A truncation that is forgotten when the partition gets another leader.
+    Mutant(
+        _FETCHER,
+        "        if truncating is None:\n",
+        "        if truncating is None or truncating is not following:\n",
+        "broker/cluster/test_fetchers.py::test_leading_waits_for_a_truncation",
     ),
     # A follower whose log parts from the leader's counts.
     Mutant(
@@ -254,7 +261,7 @@ MUTANTS = (
     ),
     Mutant(
         _FETCHER,
-        "        self._all.lower_offsets(*place, truncation.offset)\n",
+        "        self.lower_offsets(*place, truncation.offset)\n",
         "",
         "broker/cluster/test_replication.py::test_a_replica_returns_below_its_start",
     ),

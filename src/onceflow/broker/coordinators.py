@@ -55,7 +55,7 @@ class Coordinators:
             self._metadata.record(self._topics.decide_create(NewTopic(name, -1, -1, assignments=[here])))
             self._metadata.sync()
             topic = self._topics.by_name[name]
-            self._partitions.install(name, self._logs.create(topic, (0,), self._logs.config_of(topic)))
+            self._partitions.install(name, self._logs.open(topic, (0,), self._logs.config_of(topic), clean=False))
         partition = self._partitions.get(name, 0)
         assert partition is not None
         return partition

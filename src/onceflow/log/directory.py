@@ -8,7 +8,6 @@
                           (onceflow.log.offset_checkpoint)
     TOPIC-N/              the log of one partition (onceflow.log.partition)
     TOPIC-N.ID-delete/    a log being deleted; after a crash the next start removes it
-    TOPIC-N.ID-stray/     a log of a deleted topic whose name has another topic now; nothing reads it
 
 The clean-shutdown file is removed, durably, before anything is loaded (KAFKA-10471): a crash while loading must not
 count as a clean shutdown.
@@ -37,7 +36,6 @@ _LOCK_FILE = ".lock"
 _META_FILE = "meta.properties"
 _CLEAN_FILE = ".kafka_cleanshutdown"
 _DELETE_SUFFIX = "-delete"
-_STRAY_SUFFIX = "-stray"
 UNKNOWN_NAMES_MAX = 5
 """Maximum number of names in a warning."""
 _CLUSTER_ID = re.compile(r"[a-zA-Z0-9_-]{1,22}")
@@ -60,6 +58,8 @@ class DataDirectory:
         self._lock = lock
         self._lock_path = str(path / _LOCK_FILE)
         self._lock_stat = os.fstat(lock)
+        self._are_names_durable = True
+        """Whether the last deletion of a log is durable."""
 
     @classmethod
     def open(cls, path: Path, *, disk: Disk, node_id: int = 1, cluster_id: str | None = None) -> "DataDirectory":
@@ -103,34 +103,28 @@ class DataDirectory:
         path = self.partition_path(topic, partition)
         if not self._disk.exists(path):
             # An earlier call may have renamed it, and failed to make that durable.
-            self._disk.sync_directory(self.path)
+            self._sync_names()
             return
-        self._forget_offsets(topic, partition)
-        self._remove(self._rename(path, _DELETE_SUFFIX))
-
-    def set_aside(self, topic: str, partition: int) -> Path:
-        """Give the directory of a log that is not open a name that no topic has, with Kafka's suffix for logs that its
-        cluster does not know; return its path. Blocks; raises OSError."""
-        self._forget_offsets(topic, partition)
-        return self._rename(self.partition_path(topic, partition), _STRAY_SUFFIX)
-
-    def _forget_offsets(self, topic: str, partition: int) -> None:
         for offsets in (self.log_start_offsets, self.cleaner_offsets, self.high_watermarks):
             offsets.forget([(topic, partition)])
+        doomed = path.with_name(f"{path.name[:200]}.{uuid4().hex}{_DELETE_SUFFIX}")
+        self._disk.rename(path, doomed)
+        self._are_names_durable = False
+        self._sync_names()
+        self._remove(doomed)
 
-    def _rename(self, path: Path, suffix: str) -> Path:
-        renamed = path.with_name(f"{path.name[:200]}.{uuid4().hex}{suffix}")
-        self._disk.rename(path, renamed)
-        self._disk.sync_directory(self.path)
-        return renamed
+    def _sync_names(self) -> None:
+        if not self._are_names_durable:
+            self._disk.sync_directory(self.path)
+            self._are_names_durable = True
 
     def lower_offsets(self, topic: str, partition: int, offset: int) -> None:
-        """Store a log start and a high watermark of at most `offset`, before a follower removes what is there.
+        """Store offsets of at most `offset`, before a follower removes what is there.
 
-        Otherwise the next start would find them above the log's end, and what is copied there later would be removed or
-        visible too early. Blocks; raises OSError.
+        Otherwise the next start would find them above the log's end, and what is copied there later would be removed,
+        visible too early, or taken for compacted. Blocks; raises OSError.
         """
-        for offsets in (self.log_start_offsets, self.high_watermarks):
+        for offsets in (self.log_start_offsets, self.cleaner_offsets, self.high_watermarks):
             offsets.lower({(topic, partition): offset})
 
     def _finish_deletions(self) -> None:

@@ -68,19 +68,14 @@ class Truncation:
         self.disk.sync_directory(self.directory)
 
     def _start_over(self) -> Loaded:
+        # All other numbered files go first. Snapshots would be read as the state at the start of a later segment, and
+        # the next start would bring back what a failed compaction or deletion has left.
+        bases = {file_name(segment.base_offset, "") for segment in self.segments}
         for name in self.disk.names(self.directory):
-            if name[:OFFSET_DIGITS].isdecimal() and not self._is_of_segment(name):
+            is_of_segment = name[:OFFSET_DIGITS] in bases and name[OFFSET_DIGITS:] in SEGMENT_SUFFIXES
+            if name[:OFFSET_DIGITS].isdecimal() and not is_of_segment:
                 self.disk.remove(self.directory / name)
         self._remove(self.segments)
         epochs = LeaderEpochs()
         replace_file(self.disk, self.directory / EPOCHS_FILE, epochs.encode(self.offset))
         return new_log(self.directory, self.config, self.disk, self.offset, epochs)
-
-    def _is_of_segment(self, name: str) -> bool:
-        """Return whether a numbered file is one of the log's segments.
-
-        All others go first: snapshots would be read as the state at the start of a later segment, and the next start
-        would bring back what a failed compaction or deletion has left.
-        """
-        bases = {file_name(segment.base_offset, "") for segment in self.segments}
-        return name.partition(".")[0] in bases and name.endswith(SEGMENT_SUFFIXES)

@@ -14,8 +14,10 @@ from onceflow.broker.cluster.image import StoredTopic, differences, records_of
 from onceflow.broker.cluster.state import Replicas, State
 from onceflow.broker.storage.partitions import Place
 from onceflow.broker.topics.topics import Topics
+from onceflow.remedies import Remedy
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
+from tests import remedies
 from tests.broker.cluster.conftest import Brokers, Tree, create_on
 from tests.broker.cluster.test_controller import EPOCH, TOPIC_ID, brokers, sent
 from tests.broker.cluster.test_replication import read, send, state
@@ -329,12 +331,19 @@ def test_a_broker_returns_with_a_deleted_topic(
     tree.await_that(lambda: not tree.exists("/brokers/topics/clicks"))
     brokers.start(3)
     create_on(brokers, "clicks", [2, 3])
-    send(brokers.bootstrap, "clicks", [b"new"])
-    tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
-    assert "clicks-0: the log of a deleted topic is set aside as " in caplog.text
-    (aside,) = (brokers.directory / "3").glob("clicks-0.*-stray")
-    assert b"old" in (aside / "00000000000000000000.log").read_bytes()
+    create_on(brokers, "visits", [2, 3])
+    tree.await_that(lambda: "clicks-0 cannot be led or followed" in caplog.text)
     brokers.stop(3)
+    tree.await_that(lambda: state(tree, "clicks")["isr"] == [2])
+    caplog.clear()
     brokers.start(3)
+    tree.await_that(lambda: sorted(state(tree, "visits")["isr"]) == [2, 3])
+    assert "clicks-0 is not served: " in caplog.text
+    assert state(tree, "clicks")["isr"] == [2]
+    remedies.find(Remedy.MOVE_AWAY, caplog.text)
+    brokers.stop(3)
+    (brokers.directory / "3" / "clicks-0").rename(tmp_path / "away")
+    brokers.start(3)
+    send(brokers.bootstrap, "clicks", [b"new"])
     tree.await_that(lambda: sorted(state(tree, "clicks")["isr"]) == [2, 3])
     assert read(brokers.bootstrap, "clicks", 1) == [b"new"]

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -228,25 +227,6 @@ def test_a_recreated_topic_starts_at_zero(broker: DrivenBroker, client: RawClien
     broker.stop()
     broker.start()
     assert broker.log("clicks").log_start_offset == 0
-
-
-def test_another_topics_directory_is_set_aside(broker: DrivenBroker, client: RawClient) -> None:
-    """Damage of the topics' log may leave a directory whose topic nothing knows."""
-    client.create_topic("clicks")
-    produce(client, "clicks", 1)
-    client.create_topic("visits")
-    produce(client, "visits", 2)
-    broker.stop()
-    shutil.rmtree(broker.data / "clicks-0")
-    (broker.data / "visits-0").rename(broker.data / "views-0")
-    broker.start()
-    with connected(broker.bootstrap) as other:
-        other.create_topic("views")
-        assert other.produce("views", 0, keyed(("k", "v"))).base_offset == 0
-    assert len(list(broker.data.glob("views-0.*-stray"))) == 1
-    broker.stop()
-    broker.start()
-    assert broker.log("views").log_end_offset == 1
 
 
 def test_a_log_start_waits_for_a_truncation(broker: DrivenBroker, client: RawClient) -> None:

@@ -96,6 +96,13 @@ def common_end(log: PartitionLog, epoch: int, end_offset: int) -> int:
     return min(end_offset, known_end)
 
 
+def may_lack_records(log: PartitionLog, leader_start: int) -> bool:
+    """Return whether an empty log may lack records of its leader before its start: nothing in it shows that the leader
+    has the records that were deleted here, and not others."""
+    is_empty = log.log_start_offset == log.log_end_offset
+    return is_empty and 0 <= leader_start < log.log_start_offset and fetch_position(log)[1] == NO_EPOCH
+
+
 class Following:
     """A partition that this broker follows (`storage.partitions.Replica`)."""
 
@@ -106,10 +113,9 @@ class Following:
         self.backoff = backoff
         self.retry_at = 0.0
         """Time of the loop before which it is not fetched, after an error."""
-        self.is_truncating = False
         self.watchers: Watchers = {}
         """None: a follower serves no others."""
-        self.removed: Callable[[], None] | None = None
+        self.truncated: list[Callable[[], None]] = []
         """Called when a truncation has ended after the partition was removed."""
         self._stored: asyncio.Future[None] | None = None
 
@@ -188,6 +194,8 @@ class Fetchers:
         self.is_busy = is_busy
         self._followings: dict[Place, Following] = {}
         self._fetchers: dict[tuple[int, int], Fetcher] = {}
+        self._truncating: dict[Place, Following] = {}
+        """Partitions whose logs are truncated at the moment, whether they are followed still or not."""
 
     def follow(self, partition: Partition, leader: int, leader_epoch: int) -> Following:
         """Copy a partition from its leader in this epoch, instead of from an earlier one."""
@@ -203,7 +211,7 @@ class Fetchers:
             partition, leader, leader_epoch, Backoff(self.limits.backoff_ms)
         )
         partition.replica = following
-        self._release(before, lambda: self._start(following))
+        self._release(place, before, lambda: self._start(following))
         return following
 
     def _start(self, following: Following) -> None:
@@ -217,22 +225,58 @@ class Fetchers:
 
     def remove(self, place: Place, removed: Callable[[], None]) -> None:
         """Copy a partition no more; call `removed` once its log is not used."""
-        self._release(self._followings.pop(place, None), removed)
+        self._release(place, self._followings.pop(place, None), removed)
 
-    def _release(self, following: Following | None, removed: Callable[[], None]) -> None:
-        if following is None:
-            removed()
-            return
+    def _release(self, place: Place, following: Following | None, released: Callable[[], None]) -> None:
+        if following is not None:
+            self._discard(following)
+        truncating = self._truncating.get(place)
+        if truncating is None:
+            released()
+        else:
+            truncating.truncated.append(released)
+
+    def _discard(self, following: Following) -> None:
         for key, fetcher in list(self._fetchers.items()):
             if fetcher.discard(following):
                 fetcher.close()
                 del self._fetchers[key]
         # A fetcher that waits for its sync continues with its other partitions.
         following.on_stored()
-        if following.is_truncating:
-            following.removed = removed
+
+    def truncate(self, following: Following, truncation: Truncation) -> asyncio.Task[None]:
+        """Run a truncation in the thread, after what the thread does already."""
+        loop = asyncio.get_running_loop()
+        self._truncating[following.place] = following
+        cut = loop.run_in_executor(self.thread, self._cut, following.place, truncation)
+        return loop.create_task(self._end_truncation(following, truncation, cut))
+
+    def _cut(self, place: Place, truncation: Truncation) -> Loaded:
+        self.lower_offsets(*place, truncation.offset)
+        return truncation.run()
+
+    async def _end_truncation(self, following: Following, truncation: Truncation, cut: asyncio.Future[Loaded]) -> None:
+        log = following.log
+        visible = log.high_watermark
+        try:
+            loaded = await cut
+        except OSError as error:
+            logger.error("%s could not be truncated: %s", following.partition, error)
+            log.fail_truncation(error)
         else:
-            removed()
+            log.end_truncation(loaded)
+            if log.log_end_offset < visible and not truncation.starts_over:
+                logger.warning(
+                    "%s: the records from %d to %d are lost: broker %d, which was not in sync, leads without them",
+                    following.partition,
+                    log.log_end_offset,
+                    visible - 1,
+                    following.leader,
+                )
+        finally:
+            del self._truncating[following.place]
+            for truncated in following.truncated:
+                truncated()
 
     def following(self, place: Place) -> Following | None:
         """Return the state of a partition that is followed."""
@@ -384,6 +428,9 @@ class Fetcher:
                 # Records before the start were deleted, so nothing is in common (UnifiedLog.truncateTo).
                 await self._truncate(following, end, starts_over=end < following.log.log_start_offset)
                 return False
+            if may_lack_records(following.log, fetched.log_start_offset):
+                await self._truncate(following, fetched.log_start_offset, starts_over=True)
+                return False
             if fetched.records:
                 try:
                     following.log.append_copy(fetched.records)
@@ -427,37 +474,7 @@ class Fetcher:
             self._delay(following)
             return
         logger.info("%s: truncating from %d to %d", following.partition, log.log_end_offset, offset)
-        following.is_truncating = True
-        await asyncio.shield(asyncio.get_running_loop().create_task(self._run_truncation(following, truncation)))
-
-    async def _run_truncation(self, following: Following, truncation: Truncation) -> None:
-        log = following.log
-        visible = log.high_watermark
-        try:
-            loaded = await asyncio.get_running_loop().run_in_executor(
-                self._all.thread, self._cut, following.place, truncation
-            )
-        except OSError as error:
-            logger.error("%s could not be truncated: %s", following.partition, error)
-            log.fail_truncation(error)
-        else:
-            log.end_truncation(loaded)
-            if log.log_end_offset < visible and not truncation.starts_over:
-                logger.warning(
-                    "%s: the records from %d to %d are lost: broker %d, which was not in sync, leads without them",
-                    following.partition,
-                    log.log_end_offset,
-                    visible - 1,
-                    following.leader,
-                )
-        finally:
-            following.is_truncating = False
-            if following.removed is not None:
-                following.removed()
-
-    def _cut(self, place: Place, truncation: Truncation) -> Loaded:
-        self._all.lower_offsets(*place, truncation.offset)
-        return truncation.run()
+        await asyncio.shield(self._all.truncate(following, truncation))
 
     async def _reenter(self, following: Following) -> None:
         """Find a place in the leader's log again, after the end of this one was outside of it. Raises OSError."""

@@ -29,6 +29,7 @@ from onceflow.log.directory import DataDirectory
 from onceflow.log.errors import LogError
 from onceflow.log.reserve import ReservedDisk
 from onceflow.log.segment import Segment
+from onceflow.log.segments import Segments
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class Housekeeping:
         self._next_high_watermarks = self._after(config.high_watermark_interval_ms)
         self._leftovers: set[Partition] = set()
         """Logs with an unsynced segment below their start."""
-        self._unretired: list[tuple[float, Partition, Sequence[Segment]]] = []
-        """(time, log, segments that left it), to rename their files."""
+        self._unretired: list[tuple[float, Partition, Segments, Sequence[Segment]]] = []
+        """(time, log, its segments, those that left them), to rename the files of the last."""
         self._retired: list[tuple[float, Sequence[Path]]] = []
         """(time, files) to remove."""
         self.cleaner = LogCleaner(
@@ -251,7 +252,7 @@ class Housekeeping:
             logger.error(
                 "%s: cannot rename files of deleted segments: %s; retrying in %s ms", partition, error, RETRY_MS
             )
-            self._unretired.append((self._after(RETRY_MS), partition, segments))
+            self._unretired.append((self._after(RETRY_MS), partition, partition.log.segments, segments))
         else:
             self._remove_later(partition, paths)
 
@@ -259,15 +260,12 @@ class Housekeeping:
         now = self._clock.monotonic()
         due = [entry for entry in self._unretired if entry[0] <= now]
         self._unretired = [entry for entry in self._unretired if entry[0] > now]
-        for when, partition, segments in due:
-            if not self._is_served(partition):
-                continue
-            log = partition.log
-            if log.is_truncating:
-                self._unretired.append((when, partition, segments))
-            elif segments[-1].base_offset < log.segments.in_order[0].base_offset:
+        for when, partition, owner, segments in due:
+            if partition.log.is_truncating:
+                self._unretired.append((when, partition, owner, segments))
+            elif self._is_served(partition) and partition.log.segments is owner:
                 await self._retire(partition, segments)
-            # Otherwise the log has started over since: their files are removed, and the names may be those of others.
+            # After a truncation they are removed, or in the log again, and the names may be those of new files.
 
     def _remove_later(self, partition: Partition, paths: Sequence[Path]) -> None:
         self._retired.append((self._after(partition.log.config.file_delete_delay_ms), paths))

@@ -61,32 +61,14 @@ class TopicLogs:
         """Open or create the logs of these partitions. Blocks; raises LogError, DataDirectoryRefused, OSError."""
         return [self._open(topic.name, index, config, topic.topic_id, clean=clean) for index in indexes]
 
-    def create(self, topic: Topic, indexes: Iterable[int], config: LogConfig) -> list[PartitionLog]:
-        """Create the logs of new partitions, or open them if an interrupted creation has left them.
-
-        A directory of another topic is set aside. Blocks; raises LogError, OSError.
-        """
-        return [self._create(topic, index, config) for index in indexes]
-
     def open_replica(self, topic: Topic, index: int, config: LogConfig, *, clean: bool) -> PartitionLog:
-        """Open or create the log of a partition of a cluster, as `open` does, but set another topic's directory aside:
-        the topic may have been deleted, and its name used again, while this broker was away.
+        """Open or create the log of a partition of a cluster, as `open` does.
 
         Until this broker leads it in a later epoch, it continues the last one: a coordinator appends to its own topic.
         """
-        log = self._create(topic, index, config, clean=clean, is_replica=True)
+        log = self._open(topic.name, index, config, topic.topic_id, clean=clean, is_replica=True)
         log.begin_epoch(max(log.epochs.latest, LEADER_EPOCH))
         return log
-
-    def _create(
-        self, topic: Topic, index: int, config: LogConfig, *, clean: bool = False, is_replica: bool = False
-    ) -> PartitionLog:
-        try:
-            return self._open(topic.name, index, config, topic.topic_id, clean=clean, is_replica=is_replica)
-        except OtherTopicThere:
-            aside = self._directory.set_aside(topic.name, index)
-            logger.warning("%s-%d: the log of a deleted topic is set aside as %s", topic.name, index, aside)
-            return self._open(topic.name, index, config, topic.topic_id, clean=False, is_replica=is_replica)
 
     def _open(
         self,
@@ -153,7 +135,11 @@ class TopicLogs:
             self._partitions.install(topic.name, logs)
 
     def _open_hosted(self, topic: Topic, broker_id: int) -> None:
-        """Open the logs of a topic's partitions on this broker of a cluster; on a full disk, those that exist."""
+        """Open the logs of a topic's partitions on this broker of a cluster; on a full disk, those that exist.
+
+        One that another topic of this name has left is not served: this broker may have been away at its deletion, or
+        the id in ZooKeeper may be wrong.
+        """
         config = self.config_of(topic)
         for index in (index for index, replicas in enumerate(topic.replicas) if broker_id in replicas):
             try:
@@ -163,6 +149,8 @@ class TopicLogs:
                     raise
                 remedy = f"{Remedy.FREE_DISK}, then {Remedy.RESTART_BROKER}"
                 logger.error("%s-%d is not served: %s; %s", topic.name, index, error, remedy)
+            except OtherTopicThere as error:
+                logger.error("%s-%d is not served: %s", topic.name, index, error)
             else:
                 self._partitions.host(topic.name, index, log)
 

@@ -220,7 +220,7 @@ class TopicOperations:
     def _try_open(self, opening: _Opening) -> list[PartitionLog] | str:
         topic = opening.topic
         try:
-            return self._logs.create(topic, range(opening.start, opening.end), opening.config)
+            return self._logs.open(topic, range(opening.start, opening.end), opening.config, clean=False)
         except (OSError, OnceflowError) as error:
             logger.error("topic %s: partitions from %d on cannot be opened: %s", topic.name, opening.start, error)
             return str(error)
