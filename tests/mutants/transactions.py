@@ -246,7 +246,7 @@ MUTANTS = (
         "log/producers.py",
         "            self._first_sequences.check(header, now_ms)\n            self.require_capacity",
         "            self.require_capacity",
-        "broker/cluster/test_first_batches.py::test_late_refusal_of_a_first_batch",
+        "log/test_first_sequences.py::test_earlier_batches_come_first",
     ),
     Mutant(
         "log/producers.py",
