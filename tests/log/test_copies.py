@@ -197,15 +197,21 @@ def test_nothing_is_appended_during_truncation(scratch: Path) -> None:
         log.append(batch(b"b"))
 
 
-def test_gaps_are_durable_after_failed_sync(scratch: Path) -> None:
-    """Without the end of the gaps, recovery would take the copies behind one for damage."""
-    disk = FaultyDisk(scratch)
-    log = open_log(scratch / "t-0", disk=disk, is_replica=True)
+def log_with_new_gap(directory: Path, disk: FaultyDisk) -> PartitionLog:
+    """Return a log whose second batch, at offset 5, is not synced yet."""
+    log = open_log(directory, disk=disk, is_replica=True)
     log.append_copy(memoryview(batch(b"a")))
     sync(log)
     data = batch(b"b")
     data[:8] = (5).to_bytes(8)
     log.append_copy(memoryview(data))
+    return log
+
+
+def test_gaps_are_durable_after_failed_sync(scratch: Path) -> None:
+    """Without the end of the gaps, recovery would take the copies behind one for damage."""
+    disk = FaultyDisk(scratch)
+    log = log_with_new_gap(scratch / "t-0", disk)
     disk.fail_next_directory_syncs(1)
     sync(log)
     assert log.durability.synced_offset == 1
@@ -220,12 +226,7 @@ def test_gaps_are_durable_after_failed_sync(scratch: Path) -> None:
 def test_close_refuses_a_postponed_round(scratch: Path, fail: Callable[[FaultyDisk], None]) -> None:
     """The records that it kept are not synced: a clean start would call them durable."""
     disk = FaultyDisk(scratch)
-    log = open_log(scratch / "t-0", disk=disk, is_replica=True)
-    log.append_copy(memoryview(batch(b"a")))
-    sync(log)
-    data = batch(b"b")
-    data[:8] = (5).to_bytes(8)
-    log.append_copy(memoryview(data))
+    log = log_with_new_gap(scratch / "t-0", disk)
     fail(disk)
     with pytest.raises(StorageFailed, match="could not be closed"):
         log.close()
@@ -246,9 +247,9 @@ def leave_compaction(log: PartitionLog, disk: FaultyDisk, monkeypatch: pytest.Mo
     swap.remove_cleaned(disk, log.directory)
 
 
-def copies(*values: bytes, offset: int, epoch: int) -> memoryview:
-    """Return a leader's batch."""
-    data = keyed(*((f"k{number}", value.decode()) for number, value in enumerate(values)))
+def copy_of(value: str, *, offset: int, epoch: int) -> memoryview:
+    """Return a leader's batch of one record."""
+    data = keyed(("k", value))
     data[:8] = offset.to_bytes(8)
     data[12:16] = epoch.to_bytes(4)
     return memoryview(data)
@@ -258,7 +259,7 @@ def compacted_log(directory: Path, disk: FaultyDisk) -> PartitionLog:
     """Return a log of three segments with one key."""
     log = open_log(directory, disk=disk, is_replica=True, cleanup_compact=True)
     for offset in range(3):
-        log.append_copy(copies(b"old", offset=offset, epoch=1))
+        log.append_copy(copy_of("old", offset=offset, epoch=1))
         sync(log)
         log.roll()
         sync(log)
@@ -271,7 +272,7 @@ def test_starting_over_removes_a_failed_compaction(scratch: Path, monkeypatch: p
     log = compacted_log(scratch / "t-0", disk)
     leave_compaction(log, disk, monkeypatch)
     truncate(log, 50, starts_over=True)
-    log.append_copy(copies(b"copied", offset=50, epoch=2))
+    log.append_copy(copy_of("copied", offset=50, epoch=2))
     sync(log)
     log.close()
     again = open_log(scratch / "t-0", disk=disk, is_replica=True, clean=True, cleanup_compact=True)
@@ -288,7 +289,7 @@ def test_starting_over_removes_deleted_segments(scratch: Path) -> None:
     with pytest.raises(OSError):
         swap.retire(disk, log.directory, deleted)
     truncate(log, 50, starts_over=True)
-    log.append_copy(copies(b"copied", offset=50, epoch=2))
+    log.append_copy(copy_of("copied", offset=50, epoch=2))
     sync(log)
     disk.kill()
     again = open_log(scratch / "t-0", disk=disk, is_replica=True, log_start_offset=1)
@@ -304,7 +305,7 @@ def test_no_truncation_beside_a_failed_compaction(scratch: Path, monkeypatch: py
         truncate(log, 1)
     again = open_log(scratch / "t-0", disk=disk, is_replica=True, cleanup_compact=True)
     truncate(again, 1)
-    again.append_copy(copies(b"copied", offset=1, epoch=2))
+    again.append_copy(copy_of("copied", offset=1, epoch=2))
     sync(again)
     again.close()
     reopened = open_log(scratch / "t-0", disk=disk, is_replica=True, clean=True, cleanup_compact=True)

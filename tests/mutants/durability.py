@@ -257,8 +257,8 @@ MUTANTS = (
     ),
     Mutant(
         "broker/storage/housekeeping.py",
-        "self._is_served(partition) and partition.log.segments is owner",
-        "self._is_served(partition)",
+        "not self._is_served(partition) or partition.log.segments is not owner",
+        "not self._is_served(partition)",
         "broker/storage/test_housekeeping.py::test_segments_left_before_starting_over",
     ),
     Mutant(

@@ -135,8 +135,8 @@ MUTANTS = (
     # A truncation that is forgotten when the partition gets another leader.
     Mutant(
         _FETCHER,
-        "        if truncating is None:\n",
-        "        if truncating is None or truncating is not following:\n",
+        "        if waiting is None:\n",
+        "        if waiting is None or waiting:\n",
         "broker/cluster/test_fetchers.py::test_leading_waits_for_a_truncation",
     ),
     # A follower whose log parts from the leader's counts.

@@ -149,6 +149,7 @@ def verify(
     plan = json.loads(marker.plan)
     measures = MeasureRecount(plan) if counts.measures is not None else None
     ids = None
+    _check_brokers(bootstrap, topic, security)
     if plan.get("event_ids_ms") is not None:
         ids = IdRecount(key_field, value_field, plan["event_ids_ms"])
         _read_log(bootstrap, topic, begins, ends, ids, security, on_progress)
@@ -267,7 +268,6 @@ def _read_log(
     on_progress: Callable[[int, int], None],
 ) -> int:
     """Add the events of every [begin, end) to the recount; return the number of offsets after the ends."""
-    _check_brokers(bootstrap, topic, security)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

@@ -131,8 +131,8 @@ class PartitionLog:
         created again.
 
         `log_start_offset` is the last durable one; segments wholly below it are removed. The leader epochs of a replica
-        are its own, all other logs are in epoch 0. Raises DataDirectoryRefused where the directory belongs to a topic
-        with another id, NoSpaceForNewLog, OSError.
+        are its own, all other logs are in epoch 0. Raises OtherTopicThere where the directory belongs to a topic with
+        another id, DataDirectoryRefused where it is damaged, NoSpaceForNewLog, OSError.
         """
         if not disk.exists(directory):
             if disk.is_full:

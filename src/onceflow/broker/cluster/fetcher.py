@@ -115,8 +115,6 @@ class Following:
         """Time of the loop before which it is not fetched, after an error."""
         self.watchers: Watchers = {}
         """None: a follower serves no others."""
-        self.truncated: list[Callable[[], None]] = []
-        """Called when a truncation has ended after the partition was removed."""
         self._stored: asyncio.Future[None] | None = None
 
     @property
@@ -180,8 +178,8 @@ class Fetchers:
     ) -> None:
         """`thread` truncates logs; not those for which `is_busy`, which are compacted at the moment.
 
-        `lower_offsets` stores log start and high watermark of (topic, partition) before records from an offset on are
-        removed. Raises OSError.
+        `lower_offsets` lowers the stored offsets of (topic, partition) before records from an offset on are removed.
+        Raises OSError.
         """
         self.lower_offsets = lower_offsets
         self.broker_id = broker_id
@@ -194,8 +192,8 @@ class Fetchers:
         self.is_busy = is_busy
         self._followings: dict[Place, Following] = {}
         self._fetchers: dict[tuple[int, int], Fetcher] = {}
-        self._truncating: dict[Place, Following] = {}
-        """Partitions whose logs are truncated at the moment, whether they are followed still or not."""
+        self._truncating: dict[Place, list[Callable[[], None]]] = {}
+        """Partitions whose logs are truncated at the moment, and what waits for the end, in order."""
 
     def follow(self, partition: Partition, leader: int, leader_epoch: int) -> Following:
         """Copy a partition from its leader in this epoch, instead of from an earlier one."""
@@ -230,11 +228,11 @@ class Fetchers:
     def _release(self, place: Place, following: Following | None, released: Callable[[], None]) -> None:
         if following is not None:
             self._discard(following)
-        truncating = self._truncating.get(place)
-        if truncating is None:
+        waiting = self._truncating.get(place)
+        if waiting is None:
             released()
         else:
-            truncating.truncated.append(released)
+            waiting.append(released)
 
     def _discard(self, following: Following) -> None:
         for key, fetcher in list(self._fetchers.items()):
@@ -247,7 +245,7 @@ class Fetchers:
     def truncate(self, following: Following, truncation: Truncation) -> asyncio.Task[None]:
         """Run a truncation in the thread, after what the thread does already."""
         loop = asyncio.get_running_loop()
-        self._truncating[following.place] = following
+        self._truncating[following.place] = []
         cut = loop.run_in_executor(self.thread, self._cut, following.place, truncation)
         return loop.create_task(self._end_truncation(following, truncation, cut))
 
@@ -274,9 +272,8 @@ class Fetchers:
                     following.leader,
                 )
         finally:
-            del self._truncating[following.place]
-            for truncated in following.truncated:
-                truncated()
+            for released in self._truncating.pop(following.place):
+                released()
 
     def following(self, place: Place) -> Following | None:
         """Return the state of a partition that is followed."""

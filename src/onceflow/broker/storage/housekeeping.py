@@ -261,11 +261,13 @@ class Housekeeping:
         due = [entry for entry in self._unretired if entry[0] <= now]
         self._unretired = [entry for entry in self._unretired if entry[0] > now]
         for when, partition, owner, segments in due:
+            if not self._is_served(partition) or partition.log.segments is not owner:
+                # A truncation has removed them or taken them back, and the names may be those of new files.
+                continue
             if partition.log.is_truncating:
                 self._unretired.append((when, partition, owner, segments))
-            elif self._is_served(partition) and partition.log.segments is owner:
+            else:
                 await self._retire(partition, segments)
-            # After a truncation they are removed, or in the log again, and the names may be those of new files.
 
     def _remove_later(self, partition: Partition, paths: Sequence[Path]) -> None:
         self._retired.append((self._after(partition.log.config.file_delete_delay_ms), paths))
