@@ -161,4 +161,10 @@ MUTANTS = (
         "            doomed = [offset for offset in offsets_of(names, suffix) if base <= offset <= end]",
         "log/test_compaction_crash.py::test_rule_10_merge_replaces_all_or_none",
     ),
+    Mutant(
+        "broker/storage/housekeeping.py",
+        "            self._group_commit.flush(partition, self)",
+        "            self._group_commit.flush(partition)",
+        "broker/storage/test_fair_queue.py::test_expired_logs_let_a_neighbour_pass",
+    ),
 )

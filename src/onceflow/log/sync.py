@@ -281,6 +281,11 @@ class Durability:
         )
 
     @property
+    def unfinished_seals(self) -> int:
+        """Number of sealed segments that the next round has to finish."""
+        return len(self._seals)
+
+    @property
     def is_syncing(self) -> bool:
         """Whether a round is running."""
         return self._syncing is not None

@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("bootstrap")
     parser.add_argument("--partitions", type=int, default=9000)
     parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--timestamp-ms", type=int, default=round(time.time() * 1000), help="of every record")
     options = parser.parse_args()
     client = RawClient(options.bootstrap)
     client.socket.settimeout(TIMEOUT_SECONDS)
@@ -27,7 +28,7 @@ def main() -> None:
     for number in range(options.requests):
         if is_over():
             return
-        write(client, counts, number)
+        write(client, counts, number, options.timestamp_ms)
     while not is_over():
         time.sleep(0.1)
 
@@ -42,9 +43,9 @@ def create(client: RawClient, partitions: int) -> dict[str, int]:
     return counts
 
 
-def write(client: RawClient, counts: dict[str, int], number: int) -> None:
+def write(client: RawClient, counts: dict[str, int], number: int, timestamp_ms: int) -> None:
     """Produce a record to every partition with one request; fail unless each is acknowledged."""
-    batch = batch_of(RECORD)
+    batch = batch_of(RECORD, timestamp_ms=timestamp_ms)
     topics = [(name, [(index, batch) for index in range(count)]) for name, count in counts.items()]
     pieces = produce.encode_request(
         PRODUCE_VERSION, number, "raw", transactional_id=None, acks=-1, timeout_ms=10_000, topics=topics

@@ -93,6 +93,18 @@ def test_handshakes_and_logins_are_limited(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("requests", ["1", "1000000"])
+def test_thousands_of_logs_expire_at_once(requests: str, tmp_path: Path) -> None:
+    """The same bounds while retention deletes the records of 9,000 partitions at each check."""
+    options = ("--requests", requests, "--timestamp-ms", str(neighbour.TIME_MS))
+    with BrokerProcess(tmp_path / "data", 0, "--log-retention-check-interval-ms", "3000") as broker:
+        figures = neighbour.measure(broker, "many_partitions", *options)
+    print(f"many_partitions, expired, {requests} requests: {figures}")
+    figures.check()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
 def test_a_flood_over_its_quota_is_limited(tmp_path: Path) -> None:
     """The same bounds beside 100 producers that ignore the quota of their client id."""
     with BrokerProcess(tmp_path / "data") as broker:

@@ -17,7 +17,7 @@ from onceflow.log.sync import run_round
 from onceflow.testing import FaultyDisk, ManualClock
 from onceflow.wire import produce
 from onceflow.wire.errors import ErrorCode
-from tests.broker.driven_broker import InnerBroker, eventually
+from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
 from tests.broker.raw_client import PRODUCE_VERSION, RawClient, batch_of, connected
 
 WIDE = 200
@@ -34,7 +34,7 @@ def queue_of(**wanted: list[int]) -> tuple[FairQueue, dict[int, Partition]]:
 
 
 def taken(queue: FairQueue, count_max: int) -> list[int]:
-    return [partition.index for partition in queue.take(count_max)]
+    return [partition.index for partition in queue.take(count_max, lambda _partition: 1)]
 
 
 def test_requesters_take_turns() -> None:
@@ -57,6 +57,13 @@ def test_a_discarded_partition_is_not_taken() -> None:
     assert taken(queue, 9) == [1, 2]
     queue.add(partitions[3], "narrow")
     assert taken(queue, 9) == [3]
+
+
+def test_a_round_is_bounded_by_its_files() -> None:
+    """Partition 1 has as many files to sync as six others, and is taken while there is anything left of the bound."""
+    queue, _ = queue_of(wide=[0, 1, 2, 3], narrow=[7, 8])
+    rounds = [[partition.index for partition in queue.take(4, lambda p: 6 if p.index == 1 else 1)] for _ in range(3)]
+    assert rounds == [[0, 7, 1], [8, 2, 3], []]
 
 
 class HeldDisk(RealDisk):
@@ -123,6 +130,32 @@ def test_a_neighbour_is_in_the_next_round(tmp_path: Path) -> None:
         assert sorted(disk.synced) == sorted(["narrow-0", *(f"wide-{index}" for index in range(WIDE))])
 
 
+def test_expired_logs_let_a_neighbour_pass(tmp_path: Path) -> None:
+    """Retention seals the segments of all partitions at once; a neighbour waits for few of their syncs."""
+    disk = HeldDisk()
+    broker = DrivenBroker(tmp_path / "data", disk=disk)
+    with broker, connected(broker.bootstrap) as wide, connected(broker.bootstrap) as narrow:
+        wide.create_topic("wide", partitions=WIDE, retention_ms="1000")
+        narrow.create_topic("narrow", retention_ms="-1")
+        send_wide(wide, "wide", WIDE)
+        wide.receive_frame()
+        assert not narrow.produce("narrow", 0, batch_of(b"first")).error_code
+        totals = broker.call(lambda node: node.group_commit.totals)
+        rounds_before = totals.rounds
+        disk.synced.clear()
+        disk.released.clear()
+        broker.clock.advance_ms(300_000)
+        logs = [broker.log("wide", index) for index in range(WIDE)]
+        eventually(lambda: all(log.segments.active.base_offset for log in logs), "all segments are sealed")
+        narrow.send_batch("narrow", 0, batch_of(b"narrow"))
+        eventually(lambda: broker.log("narrow").log_end_offset == 2, "the neighbour's record is in its log")
+        disk.released.set()
+        assert not narrow.receive_produced().error_code
+        assert disk.synced.index("narrow-0") <= 24, "the round that was under way and its own, two files a partition"
+        eventually(lambda: len(disk.synced) == 1 + 2 * WIDE, "the rest is synced too")
+        eventually(lambda: totals.rounds - rounds_before >= WIDE // 5, "a round takes five logs with a sealed segment")
+
+
 def test_a_round_syncs_the_data_directory_once(tmp_path: Path) -> None:
     disk = HeldDisk()
     broker = InnerBroker(tmp_path / "data", disk=disk)
@@ -131,7 +164,7 @@ def test_a_round_syncs_the_data_directory_once(tmp_path: Path) -> None:
         disk.directories.clear()
         send_wide(wide, "wide", WIDE)
         wide.receive_frame()
-        rounds = -(-WIDE // group_commit.ROUND_PARTITIONS_MAX)
+        rounds = -(-WIDE // group_commit.ROUND_FILES_MAX)
         assert disk.directories[broker.data] <= rounds + 1
         assert all(disk.directories[broker.data / f"wide-{index}"] == 1 for index in range(WIDE))
 

@@ -26,6 +26,7 @@ class PartitionOnATroubledDisk:
         self.durability: Any = SimpleNamespace(
             synced_offset=0,
             stored_offset=0,
+            unfinished_seals=0,
             failure=None,
             has_flush_policy=False,
             begin_sync=self.begin,

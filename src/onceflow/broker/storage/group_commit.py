@@ -1,10 +1,10 @@
 """Group commit: one round of syncs for the responses that wait, the next round as soon as there is more to sync.
 
-A round takes at most `ROUND_PARTITIONS_MAX` partitions, one of each requester in turn: a request to thousands of
-partitions takes many rounds, and another client's partition is in the next one. Appends of one turn of the event loop
-are synced in one round within that bound. The file syncs run in a helper thread, so that a slow disk stalls only the
-responses that wait for it; everything else stays on the loop. A failed sync is final for its partition, since the
-kernel may have dropped the pages (`Durability.fail_sync`).
+A round takes partitions with at most `ROUND_FILES_MAX` files to sync, one of each requester in turn: a request to
+thousands of partitions takes many rounds, and another client's partition is in the next one. Appends of one turn of the
+event loop are synced in one round within that bound. The file syncs run in a helper thread, so that a slow disk stalls
+only the responses that wait for it; everything else stays on the loop. A failed sync is final for its partition, since
+the kernel may have dropped the pages (`Durability.fail_sync`).
 """
 
 import asyncio
@@ -28,8 +28,10 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.2
 RETRY_ROUNDS_MAX = 50
 """A sync that could not begin (no free descriptor for the directory) is retried for about ten seconds."""
-ROUND_PARTITIONS_MAX = 32
-"""Bounds a round to some tens of milliseconds of syncs on an SSD."""
+ROUND_FILES_MAX = 32
+"""Bounds a round to some tens of milliseconds of syncs on an SSD. The last partition taken may exceed it."""
+FILES_PER_SEAL = 6
+"""A sealed segment's own file, two or three indexes, the producers' snapshot, and the directory."""
 DIRECTORY_CHECK_S = 0.05
 """Minimum interval between checks of the data directory's path; one costs a tenth of a single record's sync."""
 TIMER_MAX_S = 86_400.0
@@ -60,16 +62,19 @@ class FairQueue:
     def discard(self, partition: Partition) -> None:
         self._partitions.discard(partition)
 
-    def take(self, count_max: int) -> list[Partition]:
-        """Remove and return at most `count_max` partitions; the served requesters move to the end."""
+    def take(self, files_max: int, files_of: Callable[[Partition], int]) -> list[Partition]:
+        """Remove and return partitions until they have `files_max` files to sync; the served requesters move to the
+        end."""
         taken: list[Partition] = []
-        while self._queues and len(taken) < count_max:
+        files = 0
+        while self._queues and files < files_max:
             requester, queue = self._queues.popitem(last=False)
             partition = self._next_of(queue)
-            if partition is not None:
-                taken.append(partition)
             if queue:
                 self._queues[requester] = queue
+            if partition is not None:
+                taken.append(partition)
+                files += files_of(partition)
         return taken
 
     def _next_of(self, queue: OrderedDict[Partition, None]) -> Partition | None:
@@ -175,7 +180,7 @@ class GroupCommit:
     def _begin_round(self) -> None:
         points: Round = []
         while not points:
-            dirty = self._dirty.take(ROUND_PARTITIONS_MAX)
+            dirty = self._dirty.take(ROUND_FILES_MAX, _files_to_sync)
             if not dirty:
                 self._is_running = False
                 self._idle.set()
@@ -264,6 +269,10 @@ class GroupCommit:
         self._timers.clear()
         await self._idle.wait()
         self._thread.close()
+
+
+def _files_to_sync(partition: Partition) -> int:
+    return 1 + FILES_PER_SEAL * partition.log.durability.unfinished_seals
 
 
 def _run(points: Round, is_in_place: Callable[[], bool] | None) -> FinishedRound:

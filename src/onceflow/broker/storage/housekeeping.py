@@ -191,6 +191,8 @@ class Housekeeping:
                 continue
             if decision.needs_roll and decision.log_start_offset == partition.log.log_end_offset:
                 self._roll(partition)
+                # A roll creates files on the loop: clients have their turn between two of them.
+                await asyncio.sleep(0)
             await self._delete_segments_below_start(partition)
 
     async def _advance(self, log_starts: Mapping[Partition, int]) -> None:
@@ -226,7 +228,7 @@ class Housekeeping:
         except LogError as error:
             logger.error("%s: the last segment cannot be deleted: %s", partition, error)
         else:
-            self._group_commit.flush(partition)
+            self._group_commit.flush(partition, self)
 
     async def _delete_segments_below_start(self, partition: Partition) -> None:
         """Delete segments wholly below the log's start, with their files."""
