@@ -156,7 +156,7 @@ MUTANTS = (
         "log/sync.py",
         "        error = _error_of(partial(points[numbers[0]].disk.sync_directory, parent), parent)\n",
         "        error = None\n",
-        _CUTS,
+        "broker/storage/test_fair_queue.py::test_new_logs_survive_a_power_cut",
     ),
     Mutant(
         "log/sync.py",
@@ -296,5 +296,11 @@ MUTANTS = (
         "if changed != self._offsets or not self._is_stored:",
         "if changed != self._offsets:",
         "log/test_offset_checkpoint.py::test_offsets_of_a_failed_write_are_replaced",
+    ),
+    Mutant(
+        "broker/storage/group_commit.py",
+        "call_later(SOON_S, self._flush_timed, partition)",
+        "call_later(86_400, self._flush_timed, partition)",
+        "broker/storage/test_group_commit.py::test_an_unawaited_sync_is_not_forgotten",
     ),
 )

@@ -304,7 +304,7 @@ MUTANTS = (
     ),
     Mutant(
         "broker/topics/shards.py",
-        "        if self.is_elsewhere:\n            return ErrorCode.not_coordinator\n",
+        "        if self._is_closed or self._state_log.is_elsewhere:\n            return ErrorCode.not_coordinator\n",
         "",
         _SHARDS + "test_prepared_transaction_is_completed_elsewhere",
     ),

@@ -139,6 +139,8 @@ class SyncPoint:
 
 def run_round(points: Sequence[SyncPoint]) -> list[OSError | None]:
     """Run all points, with one sync of the directory that new logs share. Return each point's error. Any thread."""
+    if len(points) == 1:
+        return [_error_of(points[0].run, points[0].directory)]
     errors = [_error_of(point.run_below, point.directory) for point in points]
     by_parent: dict[Path, list[int]] = {}
     for number, point in enumerate(points):
@@ -227,16 +229,14 @@ class Durability:
             seals=tuple(self._seals),
             max_timestamp=self._max_timestamp(),
             is_first=self._is_new,
-            epochs=self._changed_epochs(),
+            epochs=self._changed_epochs() if self._epochs.is_changed else None,
             gaps_end=self.gaps_end,
         )
         self.gaps_end = 0
         return self._syncing
 
-    def _changed_epochs(self) -> bytes | None:
-        """Return the content of the file of leader epochs if it must be written."""
-        if not self._epochs.is_changed:
-            return None
+    def _changed_epochs(self) -> bytes:
+        """Return the content of the file of leader epochs, which the round writes."""
         self._epochs.is_changed = False
         return self._epochs.encode(self._segments.start_offset)
 
@@ -246,7 +246,8 @@ class Durability:
         If the directory could not be opened for its sync, the high watermark waits for the next round.
         """
         self._syncing = None
-        self._warn(point)
+        if point.problem is not None or self._is_warned:
+            self._warn(point)
         if not point.is_durable:
             self._epochs.is_changed = self._epochs.is_changed or point.epochs is not None
             self.gaps_end = max(self.gaps_end, point.gaps_end)

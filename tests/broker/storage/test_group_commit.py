@@ -36,7 +36,7 @@ class PartitionOnATroubledDisk:
         self.log: Any = SimpleNamespace(durability=self.durability, segments=SimpleNamespace(end_offset=1))
 
     def begin(self) -> Any:
-        point = SimpleNamespace(offset_end=1, directory="d", run_below=lambda: None, problem=None, is_first=False)
+        point = SimpleNamespace(offset_end=1, directory="d", run=lambda: None, problem=None, is_first=False)
         point.postpone = lambda problem: setattr(point, "problem", problem)
         return point
 
@@ -74,6 +74,39 @@ def test_a_never_starting_sync_fails_its_waiters(monkeypatch: Any) -> None:
     assert (partition.settled.is_set(), partition.failed.is_set()) == (False, True)
 
 
+def test_an_unawaited_sync_is_not_forgotten() -> None:
+    """It has no round of its own at once, and one a moment later if nothing else is requested."""
+
+    async def run() -> PartitionOnATroubledDisk:
+        commit, partition = GroupCommit(DeferredCalls(), lambda: True, lambda: None), PartitionOnATroubledDisk(0)
+        commit.request_soon(partition)  # type: ignore[arg-type]
+        commit.request_soon(partition)  # type: ignore[arg-type]
+        assert not commit._is_running
+        await asyncio.wait_for(partition.settled.wait(), 10)
+        await commit.close()
+        return partition
+
+    assert asyncio.run(run()).rounds == 1
+
+
+@pytest.mark.parametrize("has_flush_policy", [True, False])
+def test_an_unawaited_sync_joins_the_next_round(monkeypatch: pytest.MonkeyPatch, has_flush_policy: bool) -> None:
+    """A flush policy is not delayed further: it says itself what may wait."""
+    monkeypatch.setattr(group_commit, "SOON_S", 3600)
+
+    async def run() -> PartitionOnATroubledDisk:
+        commit, partition = GroupCommit(DeferredCalls(), lambda: True, lambda: None), PartitionOnATroubledDisk(0)
+        partition.durability.has_flush_policy = has_flush_policy
+        commit.request_soon(partition)  # type: ignore[arg-type]
+        assert commit._is_running is has_flush_policy
+        commit.request(partition)  # type: ignore[arg-type]
+        await asyncio.wait_for(partition.settled.wait(), 10)
+        await commit.close()
+        return partition
+
+    assert asyncio.run(run()).rounds == 1
+
+
 @pytest.mark.parametrize("is_put_off", [True, False])
 def test_a_deleted_partitions_round_is_dropped(caplog: pytest.LogCaptureFixture, is_put_off: bool) -> None:
     """While its directory is removed, neither a failed sync nor one that could not begin is logged."""
@@ -87,7 +120,7 @@ def test_a_deleted_partitions_round_is_dropped(caplog: pytest.LogCaptureFixture,
 
         def begin_and_forget() -> Any:
             point = begin()
-            point.run_below = fail
+            point.run = fail
             asyncio.get_running_loop().call_soon(commit.forget, partition)  # type: ignore[arg-type]
             return point
 

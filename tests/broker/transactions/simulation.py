@@ -69,7 +69,7 @@ class Rounds:
     def request(self, partition: Partition, _requester: object = None) -> None:
         self._dirty[partition] = None
 
-    flush = request
+    flush = request_soon = request
 
     def forget(self, partition: Partition) -> None:
         self._dirty.pop(partition, None)

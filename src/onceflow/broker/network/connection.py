@@ -396,8 +396,9 @@ class Connection(SendingHalf):
     def _write(self) -> None:
         self._is_write_scheduled = False
         if self.is_open:
-            self._collect()
-            if not self._is_blocked:
+            if self._pending and self._pending[0].pieces is not None:
+                self._collect()
+            if self._unsent and not self._is_blocked:
                 self._send()
             if self.is_open and (self._is_finishing or self._is_parked or not self._is_reading):
                 self._written()

@@ -32,6 +32,8 @@ ROUND_FILES_MAX = 32
 """Bounds a round to some tens of milliseconds of syncs on an SSD. The last partition taken may exceed it."""
 FILES_PER_SEAL = 6
 """A sealed segment's own file, two or three indexes, the producers' snapshot, and the directory."""
+SOON_S = 0.01
+"""Delay of a sync that no response waits for."""
 DIRECTORY_CHECK_S = 0.05
 """Minimum interval between checks of the data directory's path; one costs a tenth of a single record's sync."""
 TIMER_MAX_S = 86_400.0
@@ -65,7 +67,13 @@ class FairQueue:
     def take(self, files_max: int, files_of: Callable[[Partition], int]) -> list[Partition]:
         """Remove and return partitions until they have `files_max` files to sync; the served requesters move to the
         end."""
-        taken: list[Partition] = []
+        if len(self._partitions) <= 1:
+            # The usual round: no requester waits for another.
+            taken = list(self._partitions)
+            self._partitions.clear()
+            self._queues.clear()
+            return taken
+        taken = []
         files = 0
         while self._queues and files < files_max:
             requester, queue = self._queues.popitem(last=False)
@@ -130,7 +138,7 @@ class GroupCommit:
         """Partitions that were deleted during the current round."""
         self._retried_rounds: dict[Partition, int] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
-        """Timers for the unsynced data of partitions with `flush.ms`."""
+        """Timers for unsynced data that may wait: of `flush.ms`, or of `request_soon`."""
         self._next_directory_check = -math.inf
         self._thread: RoundThread[FinishedRound] = RoundThread("group-commit", self._end_round)
         self._is_running = False
@@ -154,6 +162,16 @@ class GroupCommit:
             self._timers[partition] = asyncio.get_running_loop().call_later(delay_s, self._flush_timed, partition)
         if partition.has_waiters:
             self._deferred.add(partition.settle)
+
+    def request_soon(self, partition: Partition) -> None:
+        """Sync the partition with what is requested next, or after SOON_S: no response waits for it."""
+        if partition.log.durability.has_flush_policy:
+            self.request(partition)
+            return
+        if partition.replica is not None:
+            partition.replica.on_appended()
+        if partition not in self._timers:
+            self._timers[partition] = asyncio.get_running_loop().call_later(SOON_S, self._flush_timed, partition)
 
     def _flush_timed(self, partition: Partition) -> None:
         self._timers.pop(partition, None)
@@ -196,7 +214,7 @@ class GroupCommit:
             asyncio.get_running_loop().call_soon(self._end_round, FinishedRound(points, [None] * len(points)))
 
     def _is_directory_check_due(self) -> bool:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if now < self._next_directory_check:
             return False
         self._next_directory_check = now + DIRECTORY_CHECK_S

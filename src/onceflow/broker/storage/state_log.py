@@ -70,12 +70,14 @@ class StateLog:
         producer_id: int = NO_PRODUCER,
         producer_epoch: int = NO_PRODUCER,
         from_reserve: bool = False,
+        is_awaited: bool = True,
     ) -> int:
         """Append `entries` in one batch, so that a crash keeps all or none; return the first one's offset.
 
         With a producer id the batch belongs to that producer's transaction and has no sequence, as Kafka's own
         coordinators write it. `from_reserve` is for records that delete or end something: on a full disk no others are
-        appended. Raises LogError, among them TooFewReplicas and NotLeading.
+        appended. Unless a response `is_awaited`, the sync may wait for the next append. Raises LogError, among them
+        TooFewReplicas and NotLeading.
         """
         self._require_replicas()
         now_ms = self._clock.now_ms()
@@ -87,7 +89,10 @@ class StateLog:
             transactional=producer_id != NO_PRODUCER,
         )
         appended = self.partition.log.append(batch, by_coordinator=True, from_reserve=from_reserve)
-        self._group_commit.request(self.partition)
+        if is_awaited:
+            self._group_commit.request(self.partition)
+        else:
+            self._group_commit.request_soon(self.partition)
         return appended.base_offset
 
     def append_marker(

@@ -58,11 +58,12 @@ class Shard(ABC):
     @property
     def error_code(self) -> ErrorCode:
         """The error for every request: `none` while the log is led here, loaded and writable."""
-        if self.is_elsewhere:
+        # Asked several times for each request: no other property is called.
+        if self._is_closed or self._state_log.is_elsewhere:
             return ErrorCode.not_coordinator
         if self._is_broken or self._state_log.partition.log.durability.failure is not None:
             return ErrorCode.coordinator_not_available
-        return ErrorCode.coordinator_load_in_progress if self.is_loading else ErrorCode.none
+        return ErrorCode.coordinator_load_in_progress if self._on_loaded is not None else ErrorCode.none
 
     def load(self, size_bytes_max: float = math.inf) -> None:
         """Replay a log of at most `size_bytes_max` at once; a longer one needs calls of `load_slice`."""

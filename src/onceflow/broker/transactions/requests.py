@@ -6,7 +6,7 @@ A commit has these steps; a crash may interrupt it anywhere:
 2. PrepareCommit is recorded. Once it is durable, the transaction is committed: a restart completes it.
 3. A marker is written to every partition, and to the groups' offsets.
 4. All markers are durable: the response is sent, so readers see the transaction by the time its producer knows of it.
-   CompleteCommit is recorded.
+   CompleteCommit is recorded, and synced with the next record.
 
 An abort starts at 2 with PrepareAbort. Kafka responds after 2; clients of this broker rarely get the
 CONCURRENT_TRANSACTIONS that results from it. A partition of a deleted topic needs no sync and no marker, but only once
@@ -142,12 +142,14 @@ class Transactions(Shard):
 
         self._state_log.when_synced(synced)
 
-    def _record(self, records: Sequence[TransactionRecord], *, from_reserve: bool = False) -> ErrorCode:
+    def _record(
+        self, records: Sequence[TransactionRecord], *, from_reserve: bool = False, is_awaited: bool = True
+    ) -> ErrorCode:
         if self.error_code:
             return self.error_code
         try:
             entries = [transaction_records.encode(record) for record in records]
-            self._state_log.append(entries, from_reserve=from_reserve)
+            self._state_log.append(entries, from_reserve=from_reserve, is_awaited=is_awaited)
         except (StorageFailed, TooFewReplicas):
             # Not logged again: the log, or the leader, has reported it once, and clients retry.
             return ErrorCode.coordinator_not_available
@@ -319,7 +321,8 @@ class Transactions(Shard):
         """Record the end after a round of markers, or leave the missing ones to `tick` or the next start."""
         if not completion.unmarked:
             completed = transaction.completed(self.coordinator.clock.now_ms())
-            if not self._record([completed], from_reserve=True):
+            # If a power cut loses this record, the next start writes the markers again.
+            if not self._record([completed], from_reserve=True, is_awaited=False):
                 del self._completions[transaction.transactional_id]
         completion.respond()
 

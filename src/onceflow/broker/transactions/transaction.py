@@ -5,9 +5,9 @@ docs/transactions.md is generated from them (`python -m onceflow.broker.transact
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from onceflow.wire import TopicPartition
 from onceflow.wire.errors import ErrorCode
@@ -94,8 +94,7 @@ PREPARED = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_
 UNFINISHED = PREPARED | {TransactionState.ONGOING}
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(NamedTuple):
     """Immutable state of one transactional id, as stored in its record.
 
     `last_producer_epoch` is the epoch in the request for the current one; it distinguishes a retry from another
@@ -136,24 +135,24 @@ class Transaction:
         """Return the state after `event`."""
         state = NEXT_STATES[self.state].get(event)
         assert state is not None, f"transactional id {self.transactional_id}: {event.name} in {self.state.value}"
-        return replace(self, state=state, updated_ms=now_ms)
+        return self._replace(state=state, updated_ms=now_ms)
 
     def with_partitions(self, added: frozenset[TopicPartition], now_ms: int) -> "Transaction":
         """Return the transaction, ongoing, with `added`; a new one starts now."""
         started_ms = self.started_ms if self.state is TransactionState.ONGOING else now_ms
         partitions = self.partitions | added
-        return replace(self.after(Event.ADD, now_ms), partitions=partitions, started_ms=started_ms)
+        return self.after(Event.ADD, now_ms)._replace(partitions=partitions, started_ms=started_ms)
 
     def initialised(self, timeout_ms: int, now_ms: int, **changes: int) -> "Transaction":
         """Return the empty state after InitProducerId."""
         empty = self.after(Event.INIT, now_ms)
-        return replace(empty, timeout_ms=timeout_ms, partitions=frozenset(), started_ms=-1, **changes)  # type: ignore[arg-type]
+        return empty._replace(timeout_ms=timeout_ms, partitions=frozenset(), started_ms=-1, **changes)  # type: ignore[arg-type]
 
     def fenced(self, now_ms: int) -> "Transaction":
         """Return the transaction prepared for abort, with an epoch that no producer has."""
         fenced = self.after(Event.FENCE, now_ms)
-        return replace(fenced, producer_epoch=self.producer_epoch + 1, last_producer_epoch=NO_PRODUCER_EPOCH)
+        return fenced._replace(producer_epoch=self.producer_epoch + 1, last_producer_epoch=NO_PRODUCER_EPOCH)
 
     def completed(self, now_ms: int) -> "Transaction":
         """Return the completed state, after all markers are durable."""
-        return replace(self.after(Event.MARKED, now_ms), partitions=frozenset())
+        return self.after(Event.MARKED, now_ms)._replace(partitions=frozenset())
