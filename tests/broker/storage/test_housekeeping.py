@@ -1,6 +1,7 @@
 """Retention, compaction and deleted records of a broker under a manual clock."""
 
 import asyncio
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,10 +17,11 @@ from confluent_kafka.admin import AdminClient
 
 from onceflow.broker.node import Node
 from onceflow.broker.storage import record_checks
+from onceflow.broker.storage.partitions import Partition
 from onceflow.broker.topics.topics import GROUP_OFFSETS_TOPIC
 from onceflow.log.config import LogConfig
 from onceflow.log.disk import RealDisk, RealFile
-from onceflow.log.retention import RetentionPolicyUnusable, SegmentFacts, load_policy
+from onceflow.log.retention import Decision, RetentionPolicyUnusable, SegmentFacts, load_policy
 from onceflow.testing import FaultyDisk, ManualClock
 from onceflow.wire import apis
 from onceflow.wire.batch import Record, encode_batch
@@ -251,6 +253,71 @@ def test_a_log_start_waits_for_a_truncation(broker: DrivenBroker, client: RawCli
     broker.stop()
     broker.start()
     assert (broker.log("clicks").log_start_offset, broker.log("clicks").log_end_offset) == (4, 5)
+
+
+@pytest.mark.parametrize("is_expired", [True, False])
+def test_retiring_waits_for_a_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_expired: bool) -> None:
+    """It begins in the turn after a roll, or while segments wait for their deletion: the new log keeps its files."""
+    data = tmp_path / "disk"
+    data.mkdir()
+    with DrivenBroker(data, disk=FaultyDisk(data), log=SMALL) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("clicks")
+        produce(client, "clicks", 20)
+
+        async def start_over_meanwhile(node: Node) -> None:
+            keeping, loop = node.housekeeping, asyncio.get_running_loop()
+            partition = node.partitions.hosted("clicks", 0)
+            assert partition is not None
+            log, roll, truncations = partition.log, keeping._roll, []
+
+            def begin() -> None:
+                truncation = log.begin_truncation(0, starts_over=True)
+                assert truncation is not None
+                loop.run_in_executor(node.housekeeping_thread, node.directory.lower_offsets, "clicks", 0, 0)
+                truncations.append(loop.run_in_executor(node.housekeeping_thread, truncation.run))
+
+            def roll_and_begin(expired: Partition) -> None:
+                loop.call_soon(begin)
+                roll(expired)
+
+            monkeypatch.setattr(keeping, "_roll", roll_and_begin)
+            if is_expired:
+                await keeping._carry_out([(partition, Decision(20, needs_roll=True))])
+            else:
+                await keeping.delete_records({partition: 10})
+                keeping._leftovers.add(partition)
+                begin()
+                await keeping.tick()
+            (truncation,) = truncations
+            log.end_truncation(await truncation)
+
+        broker.run(start_over_meanwhile)
+        produce(client, "clicks", 3)
+        broker.power_cycle(1)
+        assert (broker.log("clicks").log_start_offset, broker.log("clicks").log_end_offset) == (0, 3)
+
+
+def test_clients_have_their_turn_between_rolls(broker: DrivenBroker, client: RawClient) -> None:
+    client.create_topic("clicks", partitions=20)
+    for index in range(20):
+        assert not client.produce("clicks", index, keyed(("k", "v"), timestamp_ms=NOW_MS)).error_code
+
+    async def expire(node: Node) -> list[int]:
+        partitions = node.partitions.of_topic("clicks")
+        rolled = [0]
+
+        async def count() -> None:
+            while rolled[-1] < len(partitions):
+                await asyncio.sleep(0)
+                rolled.append(sum(partition.log.segments.active.base_offset for partition in partitions))
+
+        counting = asyncio.get_running_loop().create_task(count())
+        await node.housekeeping._carry_out([(partition, Decision(1, needs_roll=True)) for partition in partitions])
+        await asyncio.wait_for(counting, 20)
+        return rolled
+
+    rolled = broker.run(expire)
+    assert max(later - earlier for earlier, later in itertools.pairwise(rolled)) == 1
 
 
 def test_segments_left_before_starting_over(tmp_path: Path) -> None:

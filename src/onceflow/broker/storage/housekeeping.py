@@ -234,10 +234,11 @@ class Housekeeping:
         """Delete segments wholly below the log's start, with their files."""
         if not self._is_served(partition):
             return
-        if partition is self.cleaner.compacting:
+        log = partition.log
+        if partition is self.cleaner.compacting or log.is_truncating:
+            # A truncation that starts the log over creates files with the names of those to retire.
             self._leftovers.add(partition)
             return
-        log = partition.log
         deleted = log.drop_segments_below_start()
         if log.segments.has_below_start() and log.durability.failure is None:
             self._leftovers.add(partition)
