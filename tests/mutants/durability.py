@@ -22,14 +22,14 @@ MUTANTS = (
     ),
     Mutant(
         "broker/storage/group_commit.py",
-        "delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)",
-        "delay_s = min(20 * log.config.flush_ms / 1000, TIMER_MAX_S)",
+        "self._flush_later(partition, min(log.config.flush_ms / 1000, TIMER_MAX_S))",
+        "self._flush_later(partition, min(20 * log.config.flush_ms / 1000, TIMER_MAX_S))",
         _FLUSH + "test_flush_ms_syncs_a_record_in_time",
     ),
     Mutant(
         "broker/storage/group_commit.py",
-        "        self._timers.pop(partition, None)\n        self.flush(partition)",
-        "        self.flush(partition)",
+        "        self._timers.pop(partition, None)\n        self.flush(partition, self",
+        "        self.flush(partition, self",
         _FLUSH + "test_flush_ms_syncs_the_next_record_too",
     ),
     Mutant(
@@ -299,8 +299,26 @@ MUTANTS = (
     ),
     Mutant(
         "broker/storage/group_commit.py",
-        "call_later(SOON_S, self._flush_timed, partition)",
-        "call_later(86_400, self._flush_timed, partition)",
+        "        self._flush_later(partition, SOON_S)",
+        "        self._flush_later(partition, 86_400)",
         "broker/storage/test_group_commit.py::test_an_unawaited_sync_is_not_forgotten",
+    ),
+    Mutant(
+        "broker/storage/housekeeping.py",
+        "        if partition is self.cleaner.compacting or log.is_truncating:",
+        "        if partition is self.cleaner.compacting:",
+        "broker/storage/test_housekeeping.py::test_retiring_waits_for_a_truncation",
+    ),
+    Mutant(
+        "broker/storage/group_commit.py",
+        "        if timer is None or timer.when() > loop.time() + delay_s:",
+        "        if timer is None:",
+        _FLUSH + "test_a_lowered_flush_ms_applies_at_once",
+    ),
+    Mutant(
+        "broker/topics/operations.py",
+        "            self._group_commit.flush_put_off()\n",
+        "",
+        _TRANSACTION + "test_a_new_topic_gets_no_old_marker",
     ),
 )

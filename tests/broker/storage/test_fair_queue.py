@@ -66,6 +66,15 @@ def test_a_round_is_bounded_by_its_files() -> None:
     assert rounds == [[0, 7, 1], [8, 2, 3], []]
 
 
+def test_only_a_lone_partition_is_taken_uncounted() -> None:
+    queue, partitions = queue_of(wide=[0], narrow=[1])
+    rounds = [[partition.index for partition in queue.take(4, lambda _partition: 6)] for _ in range(3)]
+    assert rounds == [[0], [1], []]
+    assert not queue._queues, "no requester stays"
+    queue.add(partitions[1], "wide")
+    assert taken(queue, 4) == [1]
+
+
 class HeldDisk(RealDisk):
     """Holds every sync of a log until it is released, and counts those of directories."""
 
@@ -154,6 +163,26 @@ def test_expired_logs_let_a_neighbour_pass(tmp_path: Path) -> None:
         assert disk.synced.index("narrow-0") <= 24, "the round that was under way and its own, two files a partition"
         eventually(lambda: len(disk.synced) == 1 + 2 * WIDE, "the rest is synced too")
         eventually(lambda: totals.rounds - rounds_before >= WIDE // 5, "a round takes five logs with a sealed segment")
+
+
+def test_many_timers_let_a_neighbour_pass(tmp_path: Path) -> None:
+    """The timers of a topic's partitions end at once; their syncs are those of one requester."""
+    disk = HeldDisk()
+    broker = InnerBroker(tmp_path / "data", disk=disk)
+    with broker, connected(broker.bootstrap) as wide, connected(broker.bootstrap) as narrow:
+        wide.create_topic("wide", partitions=WIDE, flush_ms="500")
+        narrow.create_topic("narrow")
+        assert not narrow.produce("narrow", 0, batch_of(b"first")).error_code
+        disk.released.clear()
+        send_wide(wide, "wide", WIDE)
+        wide.receive_frame()
+        disk.synced.clear()
+        eventually(lambda: broker.call(lambda node: not node.group_commit._timers), "the timers have ended")
+        narrow.send_batch("narrow", 0, batch_of(b"narrow"))
+        eventually(lambda: broker.log("narrow").log_end_offset == 2, "the neighbour's record is in its log")
+        disk.released.set()
+        assert not narrow.receive_produced().error_code
+        assert disk.synced.index("narrow-0") <= 64, "the round that was under way and its own"
 
 
 def test_a_round_syncs_the_data_directory_once(tmp_path: Path) -> None:

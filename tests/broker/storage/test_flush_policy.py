@@ -8,9 +8,9 @@ import pytest
 from onceflow.broker.topics.topics import NewTopic
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
-from onceflow.wire import produce
-from tests.broker.driven_broker import DrivenBroker
-from tests.broker.raw_client import RawClient, batch_of
+from onceflow.wire import apis, produce
+from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
+from tests.broker.raw_client import RawClient, batch_of, connected
 from tests.broker.simulation.stepped_broker import SteppedBroker, Unexpected
 
 TOPIC = "lazy"
@@ -109,6 +109,19 @@ def test_flush_ms_syncs_the_next_record_too(stepped: Callable[..., Stepped]) -> 
         broker.clock.advance_ms(FLUSH_MS)
         broker.broker.settle()
         assert (broker.response_count, broker.log.durability.synced_offset) == (number, number)
+
+
+def test_a_lowered_flush_ms_applies_at_once(tmp_path: Path) -> None:
+    """The next record replaces the timer of an earlier one."""
+    with InnerBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", flush_ms="3600000")
+        assert not client.produce("t", 0, batch_of(b"first")).error_code
+        changed = [{"name": "flush.ms", "config_operation": 0, "value": "100"}]
+        resources = [{"resource_type": 2, "resource_name": "t", "configs": changed}]
+        altered = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=resources, validate_only=False)
+        assert not altered.responses[0].error_code
+        assert not client.produce("t", 0, batch_of(b"second")).error_code
+        eventually(lambda: broker.log("t").durability.synced_offset == 2, "both are synced")
 
 
 def test_flush_ms_loses_a_younger_record(stepped: Callable[..., Stepped]) -> None:

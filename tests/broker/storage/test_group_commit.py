@@ -107,6 +107,26 @@ def test_an_unawaited_sync_joins_the_next_round(monkeypatch: pytest.MonkeyPatch,
     assert asyncio.run(run()).rounds == 1
 
 
+def test_put_off_syncs_end_with_their_partition() -> None:
+    """A deleted partition and a closed broker leave no timer."""
+
+    async def run() -> None:
+        commit, deleted, kept = (
+            GroupCommit(DeferredCalls(), lambda: True, lambda: None),
+            PartitionOnATroubledDisk(0),
+            PartitionOnATroubledDisk(0),
+        )
+        commit.request_soon(deleted)  # type: ignore[arg-type]
+        commit.request_soon(kept)  # type: ignore[arg-type]
+        timers = list(commit._timers.values())
+        commit.forget(deleted)  # type: ignore[arg-type]
+        await commit.close()
+        assert all(timer.cancelled() for timer in timers)
+        assert not commit._timers
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("is_put_off", [True, False])
 def test_a_deleted_partitions_round_is_dropped(caplog: pytest.LogCaptureFixture, is_put_off: bool) -> None:
     """While its directory is removed, neither a failed sync nor one that could not begin is logged."""

@@ -65,16 +65,26 @@ class Rounds:
     def __init__(self, seed: random.Random) -> None:
         self._seed = seed
         self._dirty: dict[Partition, None] = {}
+        self.put_off: dict[Partition, None] = {}
+        """Partitions that wait for another request, or for their timer."""
 
     def request(self, partition: Partition, _requester: object = None) -> None:
+        self.put_off.pop(partition, None)
         self._dirty[partition] = None
 
-    flush = request_soon = request
+    flush = request
+
+    def request_soon(self, partition: Partition) -> None:
+        if partition not in self._dirty:
+            self.put_off[partition] = None
 
     def forget(self, partition: Partition) -> None:
+        self.put_off.pop(partition, None)
         self._dirty.pop(partition, None)
 
     def run(self, *, whole: bool = False) -> None:
+        for partition in [item for item in self.put_off if whole or self._seed.random() < 0.2]:
+            self.request(partition)
         for partition in [item for item in self._dirty if whole or self._seed.random() < 0.7]:
             del self._dirty[partition]
             point = partition.log.durability.begin_sync()

@@ -117,6 +117,9 @@ def test_order_of_a_commit(scene: Scene) -> None:
     scene.round_of("a")
     assert ended == [NONE]
     assert scene.state() is TransactionState.COMPLETE_COMMIT
+    assert [partition.topic for partition in scene.world.rounds.put_off] == ["__transaction_state"], (
+        "it has no round of its own"
+    )
 
 
 def is_marked(scene: Scene) -> bool:

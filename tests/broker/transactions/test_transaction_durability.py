@@ -16,7 +16,7 @@ from onceflow.testing import FaultyDisk
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode, WireError
 from tests.broker.driven_broker import DrivenBroker, PoweredBroker, eventually, hung_up_without_power
-from tests.broker.raw_client import connected, milliseconds
+from tests.broker.raw_client import batch_of, connected, milliseconds
 from tests.broker.transactions.responses import offset_fetch
 from tests.broker.transactions.transactional_client import TransactionalClient, committed_values, patiently
 
@@ -229,3 +229,25 @@ def test_restored_topic_has_no_open_transaction(powered: PoweredBroker) -> None:
         eventually(lambda: producer.state() == "CompleteAbort", "the transaction is over")
         assert producer.open_transactions("t") == []
         assert committed_values(client, "t") == []
+
+
+def test_a_new_topic_gets_no_old_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a transaction is durable before the deletion of a topic that it wrote to."""
+    monkeypatch.setattr(group_commit, "SOON_S", 3600)
+    data = tmp_path / "disk"
+    data.mkdir()
+    with DrivenBroker(data, disk=FaultyDisk(data)) as broker:
+        with connected(broker.bootstrap) as client:
+            client.create_topic("left")
+            producer = TransactionalClient(client, "x")
+            producer.init_until_done()
+            producer.run("left", b"old")
+            topics = [{"name": "left", "topic_id": None}]
+            deleted = client.ask(apis.DELETE_TOPICS, 6, topics=topics, timeout=milliseconds(10_000))
+            assert not deleted.responses[0].error_code
+            client.create_topic("left")
+            assert not client.produce("left", 0, batch_of(b"new")).error_code
+        broker.power_cycle(1, drop_all=True)
+        with connected(broker.bootstrap) as client:
+            TransactionalClient(client, "x").init_until_done()
+        assert broker.log("left").log_end_offset == 1

@@ -157,9 +157,8 @@ class GroupCommit:
             self.flush(partition, requester)
             return
         # The flush policy requires no sync yet, and the records are visible already: wake their waiters.
-        if log.config.flush_ms != INT64_MAX and partition not in self._timers:
-            delay_s = min(log.config.flush_ms / 1000, TIMER_MAX_S)
-            self._timers[partition] = asyncio.get_running_loop().call_later(delay_s, self._flush_timed, partition)
+        if log.config.flush_ms != INT64_MAX:
+            self._flush_later(partition, min(log.config.flush_ms / 1000, TIMER_MAX_S))
         if partition.has_waiters:
             self._deferred.add(partition.settle)
 
@@ -170,12 +169,26 @@ class GroupCommit:
             return
         if partition.replica is not None:
             partition.replica.on_appended()
-        if partition not in self._timers:
-            self._timers[partition] = asyncio.get_running_loop().call_later(SOON_S, self._flush_timed, partition)
+        self._flush_later(partition, SOON_S)
+
+    def flush_put_off(self) -> None:
+        """Sync in the next rounds what `request_soon` put off: a record written next must not be durable before."""
+        for partition in [dirty for dirty in self._timers if not dirty.log.durability.has_flush_policy]:
+            self._timers.pop(partition).cancel()
+            self.flush(partition)
+
+    def _flush_later(self, partition: Partition, delay_s: float) -> None:
+        """Sync the partition after this time at the latest; `flush.ms` may have been longer before."""
+        loop, timer = asyncio.get_running_loop(), self._timers.get(partition)
+        if timer is None or timer.when() > loop.time() + delay_s:
+            if timer is not None:
+                timer.cancel()
+            self._timers[partition] = loop.call_later(delay_s, self._flush_timed, partition)
 
     def _flush_timed(self, partition: Partition) -> None:
+        """Sync the partition; those with a flush policy are one requester, since many timers may end at once."""
         self._timers.pop(partition, None)
-        self.flush(partition)
+        self.flush(partition, self if partition.log.durability.has_flush_policy else partition)
 
     def flush(self, partition: Partition, requester: Hashable | None = None) -> None:
         """Sync the partition in one of the next rounds, regardless of its flush policy."""

@@ -459,6 +459,8 @@ class TopicOperations:
         deleted: list[Topic] = []
 
         def decide() -> None:
+            # Otherwise the next start could write markers of ended transactions to new topics of these names.
+            self._group_commit.flush_put_off()
             results.extend(self._delete(topic, charge) for topic in find())
             deleted.extend(topic for topic, error_code, _message in results if not error_code)
             self._metadata.when_synced(reporting_failure(failed, synced))
