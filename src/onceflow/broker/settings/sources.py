@@ -81,7 +81,7 @@ def resolve(*sources: Source) -> Resolved:
                 listener, setting = own
                 overrides.setdefault(listener, {}).update(_read(setting, source, name))
     if "data" not in values:
-        raise SettingRefused("no data directory: neither --data DIRECTORY nor log.dirs is set")
+        raise SettingRefused("no data directory: neither --data DIRECTORY, such as --data log, nor log.dirs is set")
     given = {name: text for source in sources for name, text in source.given.items()}
     without_effect = [name for name in given if name not in SETTINGS and reason_of(name, WITHOUT_EFFECT) is not None]
     config = with_cluster_defaults(with_own_settings(_config(values), overrides), given)
