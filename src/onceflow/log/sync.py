@@ -246,8 +246,7 @@ class Durability:
         If the directory could not be opened for its sync, the high watermark waits for the next round.
         """
         self._syncing = None
-        if point.problem is not None or self._is_warned:
-            self._warn(point)
+        self._warn(point)
         if not point.is_durable:
             self._epochs.is_changed = self._epochs.is_changed or point.epochs is not None
             self.gaps_end = max(self.gaps_end, point.gaps_end)

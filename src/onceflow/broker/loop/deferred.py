@@ -54,9 +54,6 @@ class DeferredCalls:
 
     def end_turn(self) -> None:
         """Make the deferred calls. A failing callback is logged; the others still run."""
-        if not self._work:
-            self._is_end_sure = False
-            return
         for _ in range(PASSES_MAX):
             if not self._work:
                 break
