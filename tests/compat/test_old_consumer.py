@@ -16,12 +16,11 @@ from benchmarks import maven
 from onceflow.client.classic import ConsumerConnector, StringDecoder
 from onceflow.client.cluster import Cluster
 from onceflow.testing import BrokerProcess
-from onceflow.wire import TopicPartition, apis
+from onceflow.wire import TopicPartition
 from tests.broker.cluster.conftest import Tree
 from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
-from tests.broker.raw_client import connected
 from tests.compat.conftest import kafka_jars
-from tests.compat.test_zookeeper_nodes import VERSION, KafkaOnZooKeeper
+from tests.compat.test_zookeeper_nodes import VERSION, KafkaOnZooKeeper, knows_brokers
 
 OLD_VERSION = "1.1.1"
 """The last release with `--zookeeper`."""
@@ -105,12 +104,6 @@ def broker_of(name: str, directory: Path, tree: Tree) -> KafkaOnZooKeeper | Brok
     return BrokerProcess(directory, 0, *options)
 
 
-def is_known(bootstrap: str) -> bool:
-    """Return whether the controller knows the broker; before, Kafka refuses topics."""
-    with connected(bootstrap) as client:
-        return bool(client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False).brokers)
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["range", "roundrobin"])
 @pytest.mark.parametrize("broker_name", ["kafka", "onceflow"])
@@ -125,7 +118,7 @@ def test_kafkas_old_consumer_shares_a_group(
         return sum(shares.values()) == sum(TOPICS.values()) and len(shares) == 2
 
     with broker_of(broker_name, tmp_path / "broker", tree) as broker:
-        tree.await_that(lambda: is_known(broker.bootstrap))
+        tree.await_that(lambda: knows_brokers(broker.bootstrap, 1))
         with Cluster(broker.bootstrap) as cluster:
             for topic, partitions in TOPICS.items():
                 cluster.create_topic(topic, partitions)

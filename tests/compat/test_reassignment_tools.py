@@ -16,7 +16,7 @@ from tests.broker.cluster.zookeeper_process import ZooKeeperProcess
 from tests.broker.raw_client import connected, milliseconds
 from tests.compat.conftest import kafka_jars
 from tests.compat.kafka_tools import KafkaTools, Peers
-from tests.compat.test_zookeeper_nodes import PROPERTIES, VERSION, KafkaOnZooKeeper
+from tests.compat.test_zookeeper_nodes import PROPERTIES, VERSION, KafkaOnZooKeeper, knows_brokers
 
 TOPIC = "clicks"
 
@@ -39,8 +39,8 @@ def peers(zookeeper: ZooKeeperProcess, tmp_path: Path) -> Iterator[Peers]:
         settings: dict[str, Any] = {"zookeeper.connect": ours.connect, "controlled.shutdown.max.retries": 0}
         broker = stack.enter_context(Broker(settings=settings))
         stack.enter_context(Broker(settings={**settings, "broker.id": 2}))
-        for tree in (theirs, ours):
-            tree.await_that(lambda tree=tree: tree.children("/brokers/ids") == ["1", "2"])  # type: ignore[misc]
+        for tree, bootstrap in ((theirs, first.bootstrap), (ours, broker.bootstrap_servers)):
+            tree.await_that(lambda bootstrap=bootstrap: knows_brokers(bootstrap, 2))  # type: ignore[misc]
         yield Peers(KafkaTools(first.bootstrap, jars), KafkaTools(broker.bootstrap_servers, jars))
 
 

@@ -84,8 +84,15 @@ class KafkaOnZooKeeper(kafka.KafkaProcess):
         self._properties.write_text(text + "".join(more))
 
 
+def knows_brokers(bootstrap: str, count: int) -> bool:
+    """Return whether the broker knows of `count` brokers, itself among them; before, Kafka refuses topics."""
+    with connected(bootstrap) as client:
+        return len(client.ask(apis.METADATA, 4, topics=[], allow_auto_topic_creation=False).brokers) == count
+
+
 def act(bootstrap: str, tree: Tree) -> None:
     """Change topics, ACLs, users and quotas in every way."""
+    tree.await_that(lambda: knows_brokers(bootstrap, 1))
     with Cluster(bootstrap) as cluster, connected(bootstrap) as client:
         cluster.create_topic("visits", 2, configs={"retention.ms": "7", "cleanup.policy": "compact"})
         cluster.create_topic("plain", 1)
