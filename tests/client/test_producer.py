@@ -102,6 +102,32 @@ def test_unaccepted_events_are_an_error(tmp_path_factory: pytest.TempPathFactory
             assert writer.delivered == 1
 
 
+def test_waiting_events_are_notified(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """Once when the broker is away, and once by a flush that takes long; not while it responds."""
+    monkeypatch.setattr("onceflow.client.producer.NOTIFIED_AFTER_S", 0.1)
+    texts: list[str] = []
+    with BrokerProcess(tmp_path_factory.mktemp("away")) as broker:
+        with Cluster(broker.bootstrap) as cluster:
+            cluster.create_topic(topic, 1)
+        writer = EventWriter(broker.bootstrap, topic, notify=texts.append)
+        writer.write(None, b"first")
+        with suppress(ProduceFailed):
+            writer.flush(0.1)
+        writer.flush(60)
+        texts.clear()
+        broker.kill()
+        writer.write(None, b"second")
+        with pytest.raises(ProduceFailed):
+            writer.flush(2)
+        away = f"no broker responds at {broker.bootstrap}; each event waits for one, up to 120 s"
+        assert sorted(texts) == [away, f"waiting until {broker.bootstrap} acknowledges 1 event, up to 1.9 s"]
+        broker.start()
+        writer.flush(60)
+        assert writer.delivered == 2
+
+
 def hurried(bootstrap: str, topic: str, **config: int) -> EventWriter:
     """A writer that soon gives an event up; its first was acknowledged, which on a busy machine may take longer."""
     for timeout_ms in (500, 2_000, 10_000):

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ MESSAGE_BYTES_MAX = 1_040_000
 QUEUE_EVENTS_MAX = 100_000
 QUEUE_KBYTES_MAX = 65_536
 _POLL_S = 0.1
+NOTIFIED_AFTER_S = 2.0
 
 _log = logging.getLogger(__name__)
 # librdkafka reports its retries as warnings; a program that wants them configures logging.
@@ -68,8 +69,10 @@ class EventWriter:
         *,
         linger_ms: float = 5,
         security: Security = PLAINTEXT,
+        notify: Callable[[str], None] | None = None,
         **config: Config,
     ) -> None:
+        """Check that the topic exists; `notify` takes a message when events have to wait."""
         with Cluster(bootstrap, security=security) as cluster:
             cluster.require_topic(topic)
         self.bootstrap = bootstrap
@@ -78,7 +81,11 @@ class EventWriter:
         self._failed = 0
         self._first_error: KafkaError | None = None
         self._delivery_timeout_ms = int(config.get("delivery.timeout.ms", DELIVERY_TIMEOUT_MS))
-        self._producer = producer(bootstrap, **{"linger.ms": linger_ms, **librdkafka_settings(security), **config})
+        self._notify = notify
+        self._is_away = False
+        """Whether a message said that no broker responds, and nothing has been acknowledged since."""
+        settings: dict[str, Any] = {"linger.ms": linger_ms, "error_cb": self._on_error}
+        self._producer = producer(bootstrap, **{**settings, **librdkafka_settings(security), **config})
 
     def __enter__(self) -> Self:
         return self
@@ -126,13 +133,23 @@ class EventWriter:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every event is acknowledged. Raises ProduceFailed if one was refused or the time is over."""
         allowed_s = self._delivery_timeout_ms / 1000 + 1 if timeout_s is None else timeout_s
-        waiting = self._producer.flush(allowed_s)
-        self._raise_failure()
+        waiting = self._wait(min(allowed_s, NOTIFIED_AFTER_S))
+        remaining_s = allowed_s - NOTIFIED_AFTER_S
+        if waiting and remaining_s > 0:
+            if self._notify is not None:
+                self._notify(f"waiting until {self.bootstrap} acknowledges {_events(waiting)}, up to {remaining_s:g} s")
+            waiting = self._wait(remaining_s)
         if waiting:
             raise ProduceFailed(
                 f"{_events(waiting)} for {self.topic} not acknowledged by {self.bootstrap} within {allowed_s:g} s, "
                 f"{self.delivered} acknowledged; is the broker up?"
             )
+
+    def _wait(self, timeout_s: float) -> int:
+        """Wait until every event is acknowledged or the time is over; return how many are not."""
+        waiting = self._producer.flush(timeout_s)
+        self._raise_failure()
+        return waiting
 
     def _wait_for_space(self, deadline: float) -> None:
         self._producer.poll(_POLL_S)
@@ -146,9 +163,18 @@ class EventWriter:
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.delivered += 1
+            self._is_away = False
         else:
             self._failed += 1
             self._first_error = self._first_error or error
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Notify once that no broker responds: librdkafka tries again. Other errors are those of each event."""
+        is_new = error.code() == KafkaError._ALL_BROKERS_DOWN and not self._is_away
+        if is_new and self._notify is not None:
+            self._is_away = True
+            seconds = self._delivery_timeout_ms / 1000
+            self._notify(f"no broker responds at {self.bootstrap}; each event waits for one, up to {seconds:g} s")
 
     def _raise_failure(self) -> None:
         if self._first_error is not None:

@@ -4,13 +4,16 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from onceflow.client.cluster import Cluster
+from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.producer import producer
+from onceflow.testing import BrokerProcess
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Fill = Callable[..., str]
@@ -207,6 +210,43 @@ def test_interrupted_produce_prints_its_count(bootstrap: str, cluster: Cluster, 
         assert producing.wait(10) == 130
         printed = producing.stderr.read().decode().split()
         assert printed == f"2 records acknowledged by {bootstrap} onceflow: interrupted".split()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--quiet", "--interval-ms", "20"],
+        ["replay", "clicks.csv", "--speed", "1"],
+        ["produce", "user_events"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_an_unreachable_broker_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """The command continues, and its events wait."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"ada,{1_700_000_000_000 + 20 * number},ios,1" for number in range(6_000)]
+    Path("clicks.csv").write_text("\n".join(["uid,event_time,os_type,click_count", *rows]))
+    with BrokerProcess(tmp_path / "data") as broker, Cluster(broker.bootstrap) as cluster:
+        cluster.create_topic("user_events", 1)
+        with process(broker.bootstrap, *words) as writing:
+            assert writing.stdin is not None
+            assert writing.stderr is not None
+            writing.stdin.write(b"one\n")
+            writing.stdin.flush()
+            await_that(lambda: cluster.list_offsets("user_events", {0: LATEST})[0].offset > 0)
+            broker.kill()
+            writing.stdin.write(b"two\nthree\n")
+            writing.stdin.close()
+            noted = writing.stderr.readline().decode()
+            assert noted == f"no broker responds at {broker.bootstrap}; each event waits for one, up to 120 s\n"
+            assert writing.poll() is None
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_consume_needs_no_librdkafka(run: Run, filled: Fill, monkeypatch: pytest.MonkeyPatch) -> None:

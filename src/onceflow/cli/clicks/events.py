@@ -110,7 +110,8 @@ def generate(
         events = generator.crowd_events(seed, users)
     sent = _ignore if (users is not None or as_json if quiet is None else quiet) else _echo
     due_s = generator.due_times_s(interval_ms, waves=users is not None)
-    with stop_on_signals() as stop, EventWriter(bootstrap, topic, security=security()) as writer, stdout_may_close():
+    writer = EventWriter(bootstrap, topic, security=security(), notify=note)
+    with stop_on_signals() as stop, writer, stdout_may_close():
         generator.send(events, writer, due_s, limits, wait=stop.wait, sent=sent)
     is_complete = count is None or writer.delivered >= count or not stop.is_set()
     if as_json:
@@ -316,7 +317,8 @@ def _send(plan: "Replay", events: "Iterator[MappedEvent]", progress: "Progress",
     from onceflow.clicks.stopping import stop_on_signals
     from onceflow.client.producer import EventWriter
 
-    with stop_on_signals() as stop, EventWriter(bootstrap, topic, linger_ms=20, security=security()) as writer:
+    writer = EventWriter(bootstrap, topic, linger_ms=20, security=security(), notify=note)
+    with stop_on_signals() as stop, writer:
 
         def wait(pause_s: float) -> bool:
             return stop.wait(pause_s) if pause_s else stop.is_set()

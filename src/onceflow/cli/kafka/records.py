@@ -105,7 +105,7 @@ def produce(
     if partition is not None:
         with open_cluster(bootstrap) as cluster:
             wanted_partitions(cluster.require_topic(topic), [partition])
-    writer = EventWriter(bootstrap, topic, security=security())
+    writer = EventWriter(bootstrap, topic, security=security(), notify=note)
     try:
         with writer:
             for number, line in islice(enumerate(_lines(sys.stdin.buffer), start=1), skip, None):
