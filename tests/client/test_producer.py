@@ -105,7 +105,7 @@ def test_unaccepted_events_are_an_error(tmp_path_factory: pytest.TempPathFactory
 def test_waiting_events_are_notified(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, topic: str
 ) -> None:
-    """Once when the broker is away, and once by a flush that takes long; not while it responds."""
+    """Once when the broker is away, once by a flush that takes long, and once when it is back."""
     monkeypatch.setattr("onceflow.client.producer.NOTIFIED_AFTER_S", 0.1)
     texts: list[str] = []
     with BrokerProcess(tmp_path_factory.mktemp("away")) as broker:
@@ -125,7 +125,7 @@ def test_waiting_events_are_notified(
         assert sorted(texts) == [away, f"waiting until {broker.bootstrap} acknowledges 1 event, up to 1.9 s"]
         broker.start()
         writer.flush(60)
-        assert writer.delivered == 2
+        assert (writer.delivered, texts[-1]) == (2, f"{broker.bootstrap} acknowledges events again")
 
 
 def hurried(bootstrap: str, topic: str, **config: int) -> EventWriter:

@@ -81,7 +81,7 @@ class EventWriter:
         self._failed = 0
         self._first_error: KafkaError | None = None
         self._delivery_timeout_ms = int(config.get("delivery.timeout.ms", DELIVERY_TIMEOUT_MS))
-        self._notify = notify
+        self._notify = notify or _ignore
         self._is_away = False
         """Whether a message said that no broker responds, and nothing has been acknowledged since."""
         settings: dict[str, Any] = {"linger.ms": linger_ms, "error_cb": self._on_error}
@@ -136,8 +136,7 @@ class EventWriter:
         waiting = self._wait(min(allowed_s, NOTIFIED_AFTER_S))
         remaining_s = allowed_s - NOTIFIED_AFTER_S
         if waiting and remaining_s > 0:
-            if self._notify is not None:
-                self._notify(f"waiting until {self.bootstrap} acknowledges {_events(waiting)}, up to {remaining_s:g} s")
+            self._notify(f"waiting until {self.bootstrap} acknowledges {_events(waiting)}, up to {remaining_s:g} s")
             waiting = self._wait(remaining_s)
         if waiting:
             raise ProduceFailed(
@@ -163,15 +162,16 @@ class EventWriter:
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.delivered += 1
-            self._is_away = False
+            if self._is_away:
+                self._is_away = False
+                self._notify(f"{self.bootstrap} acknowledges events again")
         else:
             self._failed += 1
             self._first_error = self._first_error or error
 
     def _on_error(self, error: KafkaError) -> None:
         """Notify once that no broker responds: librdkafka tries again. Other errors are those of each event."""
-        is_new = error.code() == KafkaError._ALL_BROKERS_DOWN and not self._is_away
-        if is_new and self._notify is not None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and not self._is_away:
             self._is_away = True
             seconds = self._delivery_timeout_ms / 1000
             self._notify(f"no broker responds at {self.bootstrap}; each event waits for one, up to {seconds:g} s")
@@ -185,6 +185,10 @@ class EventWriter:
             f"{_events(self._failed or 1)} for {self.topic} at {self.bootstrap} not acknowledged, "
             f"{self.delivered} acknowledged: {error_text(error)}"
         )
+
+
+def _ignore(message: str) -> None:
+    """Show nothing."""
 
 
 def _events(count: int) -> str:
