@@ -9,6 +9,7 @@ import pytest
 import redis
 from py4j.protocol import Py4JError, Py4JNetworkError
 
+from onceflow.cli.demo.processes import RESTART_LINE
 from onceflow.clicks import restarts
 from onceflow.clicks.restarts import QueryFailed, RestartLimits, Restarts, restart_reason
 from onceflow.client.addresses import Address
@@ -134,6 +135,7 @@ def test_restarts_end_at_their_number(caplog: pytest.LogCaptureFixture) -> None:
     assert [message.partition(" of the")[0] for message in caplog.messages] == [
         f"the broker is unreachable: restart {number} of at most 7" for number in range(1, 8)
     ]
+    assert all(RESTART_LINE.search(message) for message in caplog.messages), "the demo would not print it"
 
 
 def test_restarts_end_at_their_time() -> None:

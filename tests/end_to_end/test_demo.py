@@ -116,6 +116,7 @@ def test_demo_counts_stops_and_resumes(tmp_path: Path) -> None:
         assert "WARN" not in shown, "Spark's output belongs in its log"
         assert retention_ms(json.loads((tmp_path / "data" / "demo.json").read_text())["ports"]["broker"]) == "-1"
         kill_spark_as_printed(shown, mark, ports["page"])
+        assert "Spark's JVM ended: restart 1 of at most" in printed.read_text()
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()

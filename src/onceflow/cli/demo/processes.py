@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -49,11 +50,32 @@ READY_WAIT_S = 60.0
 SLOW_START_S = 30.0
 FIRST_COUNT_WAIT_S = 600.0
 DRAIN_WAIT_S = 180.0
+RESTART_LINE = re.compile(r": restart \d+ of at most \d+ of ")
+"""Part of the line that `onceflow.clicks.restarts` logs for each restart."""
 PREFERRED_PORTS = {"broker": BROKER_PORT, "redis": REDIS_PORT}
 
 
 class DemoRuns(OnceflowError):
     """Another demo uses the directory."""
+
+
+class NewLines:
+    """The lines that a log gets from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[str]:
+        """Return the complete lines since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as log:
+            log.seek(self._position)
+            text = log.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return whole.decode(errors="replace").splitlines()
 
 
 class Laptop:
@@ -66,6 +88,7 @@ class Laptop:
         self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
         self.ports = {**PREFERRED_PORTS, "page": page_port}
         self.batch_before = -1
+        self._spark_log = NewLines(directory / "logs" / "spark.log")
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> "Laptop":
@@ -187,6 +210,7 @@ class Laptop:
         with self.console.status("Spark is starting (usually 10 to 20 seconds)") as status:
             while True:
                 self._check_children()
+                self._print_restarts()
                 snapshot = self._snapshot()
                 if first_counted is None:
                     waited_s = time.monotonic() - started
@@ -211,6 +235,12 @@ class Laptop:
                     if seconds is not None and time.monotonic() - first_counted >= seconds:
                         return
                 time.sleep(0.25)
+
+    def _print_restarts(self) -> None:
+        """Print what Spark's driver has logged about restarts of the query."""
+        for line in self._spark_log.read():
+            if RESTART_LINE.search(line):
+                self.console.print(line, markup=False)
 
     def _is_over(self, snapshot: Snapshot) -> bool:
         """Whether the generator has reached its limit and all events are counted."""
