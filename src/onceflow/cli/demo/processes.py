@@ -50,7 +50,7 @@ READY_WAIT_S = 60.0
 SLOW_START_S = 30.0
 FIRST_COUNT_WAIT_S = 600.0
 DRAIN_WAIT_S = 180.0
-RESTART_LINE = re.compile(r": restart \d+ of at most \d+ of ")
+RESTART_LINE = re.compile(r" \d+ of at most \d+ of ")
 """Part of the line that `onceflow.clicks.restarts` logs for each restart."""
 PREFERRED_PORTS = {"broker": BROKER_PORT, "redis": REDIS_PORT}
 
