@@ -189,3 +189,17 @@ def test_workers_share_no_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(port for of_worker in ports for port in of_worker) == [*every_port]
     monkeypatch.setattr(services, "PORTS", ports[1])
     assert services.free_port() in ports[1]
+
+
+def test_new_lines_are_complete(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    assert services.NewLines(log).read() == []
+    log.write_text("of the run before\n")
+    lines = services.NewLines(log)
+    with log.open("a") as file:
+        file.write("first\nsec")
+    assert lines.read() == ["first"]
+    with log.open("a") as file:
+        file.write("ond\n")
+    assert lines.read() == ["second"]
+    assert lines.read() == []

@@ -202,6 +202,25 @@ class Child:
         return "\n".join(lines[-count:])
 
 
+class NewLines:
+    """The lines that a child's log gets from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[str]:
+        """Return the complete lines since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as log:
+            log.seek(self._position)
+            text = log.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+
 class Supervisor:
     """Context that starts children through the supervisor process and ends all of them, last started first."""
 

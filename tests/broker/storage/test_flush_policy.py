@@ -8,8 +8,9 @@ import pytest
 from onceflow.broker.topics.topics import NewTopic
 from onceflow.log.partition import PartitionLog
 from onceflow.testing import FaultyDisk, ManualClock
-from onceflow.wire import apis, produce
+from onceflow.wire import produce
 from tests.broker.driven_broker import DrivenBroker, InnerBroker, eventually
+from tests.broker.handlers import test_admin_apis as admin
 from tests.broker.raw_client import RawClient, batch_of, connected
 from tests.broker.simulation.stepped_broker import SteppedBroker, Unexpected
 
@@ -116,10 +117,7 @@ def test_a_lowered_flush_ms_applies_at_once(tmp_path: Path) -> None:
     with InnerBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
         client.create_topic("t", flush_ms="3600000")
         assert not client.produce("t", 0, batch_of(b"first")).error_code
-        changed = [{"name": "flush.ms", "config_operation": 0, "value": "100"}]
-        resources = [{"resource_type": 2, "resource_name": "t", "configs": changed}]
-        altered = client.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, resources=resources, validate_only=False)
-        assert not altered.responses[0].error_code
+        assert admin.alter(client, (admin.TOPIC, "t", [("flush.ms", admin.SET, "100")])) == [0]
         assert not client.produce("t", 0, batch_of(b"second")).error_code
         eventually(lambda: broker.log("t").durability.synced_offset == 2, "both are synced")
 

@@ -242,8 +242,7 @@ def test_a_new_topic_gets_no_old_marker(tmp_path: Path, monkeypatch: pytest.Monk
             producer = TransactionalClient(client, "x")
             producer.init_until_done()
             producer.run("left", b"old")
-            topics = [{"name": "left", "topic_id": None}]
-            deleted = client.ask(apis.DELETE_TOPICS, 6, topics=topics, timeout=milliseconds(10_000))
+            deleted = client.ask(apis.DELETE_TOPICS, 5, topic_names=["left"], timeout=milliseconds(5000))
             assert not deleted.responses[0].error_code
             client.create_topic("left")
             assert not client.produce("left", 0, batch_of(b"new")).error_code

@@ -9,7 +9,7 @@ import redis
 
 from onceflow import services
 from onceflow.cli.demo import processes as laptop_module
-from onceflow.cli.demo.processes import HASH_KEY, TOPIC, Laptop, NewLines
+from onceflow.cli.demo.processes import HASH_KEY, TOPIC, Laptop
 from onceflow.clicks import results
 from onceflow.errors import OnceflowError
 from onceflow.remedies import Remedy
@@ -144,17 +144,3 @@ def test_slow_redis_is_reported(
         eventually(lambda: laptop.supervisor.children["redis"].code is not None, "redis has ended")
         with pytest.raises(services.ChildFailed, match="redis exited with code 1"):
             laptop.watch(0)
-
-
-def test_new_lines_are_complete(tmp_path: Path) -> None:
-    log = tmp_path / "spark.log"
-    assert NewLines(log).read() == []
-    log.write_text("of the run before\n")
-    lines = NewLines(log)
-    with log.open("a") as file:
-        file.write("first\nsec")
-    assert lines.read() == ["first"]
-    with log.open("a") as file:
-        file.write("ond\n")
-    assert lines.read() == ["second"]
-    assert lines.read() == []

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from onceflow.client.cluster import LATEST, Cluster
 from onceflow.client.producer import producer
 from onceflow.testing import BrokerProcess
+from tests.broker.driven_broker import eventually
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Fill = Callable[..., str]
@@ -233,20 +233,13 @@ def test_an_unreachable_broker_is_noted(tmp_path: Path, monkeypatch: pytest.Monk
             assert writing.stderr is not None
             writing.stdin.write(b"one\n")
             writing.stdin.flush()
-            await_that(lambda: cluster.list_offsets("user_events", {0: LATEST})[0].offset > 0)
+            eventually(lambda: cluster.list_offsets("user_events", {0: LATEST})[0].offset > 0, "an event is stored")
             broker.kill()
             writing.stdin.write(b"two\nthree\n")
             writing.stdin.close()
             noted = writing.stderr.readline().decode()
             assert noted == f"no broker responds at {broker.bootstrap}; each event waits for one, up to 120 s\n"
             assert writing.poll() is None
-
-
-def await_that(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_consume_needs_no_librdkafka(run: Run, filled: Fill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,25 +59,6 @@ class DemoRuns(OnceflowError):
     """Another demo uses the directory."""
 
 
-class NewLines:
-    """The lines that a log gets from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = path.stat().st_size if path.exists() else 0
-
-    def read(self) -> list[str]:
-        """Return the complete lines since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as log:
-            log.seek(self._position)
-            text = log.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return whole.decode(errors="replace").splitlines()
-
-
 class Laptop:
     """Context of the demo's processes: entering locks the directory, leaving ends every child."""
 
@@ -88,7 +69,7 @@ class Laptop:
         self.console = Console(stderr=quiet, highlight=False, soft_wrap=True)
         self.ports = {**PREFERRED_PORTS, "page": page_port}
         self.batch_before = -1
-        self._spark_log = NewLines(directory / "logs" / "spark.log")
+        self._spark_log = services.NewLines(self._log("spark"))
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> "Laptop":
@@ -167,7 +148,7 @@ class Laptop:
         if not self.measures.exists():
             self.measures.write_text(MEASURES)
         java_home = services.find_java((self.directory / "java").resolve())
-        checkpoint, log = str(self.directory / "checkpoint"), str(self.directory.resolve() / "logs" / "jvm.log")
+        checkpoint, log = str(self.directory / "checkpoint"), str(self._log("jvm"))
         self._onceflow(
             "spark",
             *("run", *self._where(), "--checkpoint", checkpoint, "--spark-log", log),
@@ -183,7 +164,10 @@ class Laptop:
         self._child(name, [sys.executable, "-m", "onceflow", *arguments], environment)
 
     def _child(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> None:
-        self.supervisor.start(name, arguments, self.directory.resolve() / "logs" / f"{name}.log", environment)
+        self.supervisor.start(name, arguments, self._log(name), environment)
+
+    def _log(self, name: str) -> Path:
+        return self.directory.resolve() / "logs" / f"{name}.log"
 
     def _ready(self, name: str, is_ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_WAIT_S

@@ -108,7 +108,7 @@ class LocalCluster:
         require_listening(zookeeper)
         taken = [services.free_port(self._port + number) for number in range(self._count)]
         self._ports = dict(enumerate(taken, 1))
-        began = {broker_id: self._log_size(f"broker-{broker_id}") for broker_id in self._ports}
+        printed: dict[str, services.NewLines] = {}
         for broker_id, port in self._ports.items():
             name = f"broker-{broker_id}"
             where = ["--data", str(self._directory.resolve() / name), "--listen", f"127.0.0.1:{port}"]
@@ -116,9 +116,10 @@ class LocalCluster:
             factor = ["--default-replication-factor", str(min(self._count, REPLICATION_FACTOR_MAX))]
             arguments = ["broker", *where, *cluster, *factor]
             self._restarts[name] = shlex.join(["onceflow", *arguments])
+            printed[name] = services.NewLines(self._log(name))
             self._start(name, [sys.executable, "-m", "onceflow", *arguments])
-        for broker_id, start in began.items():
-            self._await(f"broker-{broker_id}", lambda: self._has_started(broker_id, start))  # noqa: B023
+        for name, lines in printed.items():
+            self._await(name, lambda: any("listening on " in line for line in lines.read()))  # noqa: B023
 
     def processes(self) -> list[str]:
         """Return a line for each broker with its address and its process, for instance to kill it."""
@@ -143,16 +144,6 @@ class LocalCluster:
 
     def _log(self, name: str) -> Path:
         return self._directory.resolve() / "logs" / f"{name}.log"
-
-    def _log_size(self, name: str) -> int:
-        log = self._log(name)
-        return log.stat().st_size if log.exists() else 0
-
-    def _has_started(self, broker_id: int, start: int) -> bool:
-        """Return whether the broker has printed its address since a position of its log."""
-        with self._log(f"broker-{broker_id}").open("rb") as log:
-            log.seek(start)
-            return b"listening on " in log.read()
 
     def _start(self, name: str, arguments: list[str]) -> None:
         self._supervisor.start(name, arguments, self._log(name))
