@@ -191,6 +191,13 @@ def test_workers_share_no_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert services.free_port() in ports[1]
 
 
+def test_each_free_port_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "PORTS", services.PORTS[:200])
+    ports = [services.free_port() for _ in range(100)]
+    assert len({*ports}) == len(ports)
+    assert services.free_port(ports[0]) == ports[0]
+
+
 def test_new_lines_are_complete(tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
     assert services.NewLines(log).read() == []

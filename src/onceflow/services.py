@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,17 +142,24 @@ def redis_arguments(server: str, directory: Path, port: int, *, appendfsync: str
     return [server, *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
 
+_chosen: deque[int] = deque(maxlen=1000)
+"""The ports that this process has chosen last; a server may not listen on its own yet, or may be down."""
+
+
 def free_port(preferred: int = 0) -> int:
     """Return `preferred` if it is free, else a free port of 127.0.0.1.
 
     The port is below those that Linux gives to outgoing connections, so that none of these takes it before a server
-    listens on it, or while the server restarts.
+    listens on it, or while the server restarts. For the same reason none of the next thousand calls chooses it.
 
     Raises:
         OnceflowError: none of a hundred ports was free.
     """
-    for port in (*filter(None, [preferred]), *random.sample(PORTS, 100)):
-        if is_free(port):
+    if preferred and is_free(preferred):
+        return preferred
+    for port in random.sample(PORTS, 100):
+        if port not in _chosen and is_free(port):
+            _chosen.append(port)
             return port
     raise OnceflowError("no free port on 127.0.0.1")
 
