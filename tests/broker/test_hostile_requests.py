@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from onceflow.broker.network import connection
 from onceflow.broker.storage.partitions import Partition
 from onceflow.broker.topics import logs
 from onceflow.log.config import LogConfig
@@ -170,6 +171,7 @@ def test_an_unrevertible_write_fails_its_waiters(
     first = batch_of(b"A")
     with monkeypatch.context() as broken:
         broken.setattr(disk._FaultyFile, "truncate", no_truncate)
+        broken.setattr(connection, "TURN_SECONDS", 60.0)  # Both before the sync.
         powered.disk.space_bytes = len(first) + 10
         client.socket.sendall(client.produce_request("t", 0, first) + client.produce_request("t", 0, batch_of(b"B")))
         codes = [client.receive_produced().error_code for _ in range(2)]

@@ -259,7 +259,8 @@ def test_connections_beyond_the_rate_wait() -> None:
             await server.connect()
         late = [await server.connect(is_taken=False) for _ in range(3)]
         await until(lambda: server.listener._throttled, "a connection to wait")
-        assert (len(server.listener._throttled), server.seen_connections) == (1, 100)
+        assert len(server.listener._throttled) == 1
+        assert 100 <= server.seen_connections < 103
         for client in late:
             await send(client, frame(apis.METADATA))
         for client in late:
