@@ -1,7 +1,7 @@
 """Group commit: one round of syncs for the responses that wait, the next round as soon as there is more to sync.
 
 A round takes partitions with at most `ROUND_FILES_MAX` files to sync, one of each requester in turn: a request to
-thousands of partitions takes many rounds, and another client's partition is in the next one. Appends of one turn of the
+thousands of partitions takes many rounds, and a new client's partition is in the next one. Appends of one turn of the
 event loop are synced in one round within that bound. The file syncs run in a helper thread, so that a slow disk stalls
 only the responses that wait for it; everything else stays on the loop. A failed sync is final for its partition, since
 the kernel may have dropped the pages (`Durability.fail_sync`).
@@ -28,8 +28,11 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.2
 RETRY_ROUNDS_MAX = 50
 """A sync that could not begin (no free descriptor for the directory) is retried for about ten seconds."""
-ROUND_FILES_MAX = 32
-"""Bounds a round to some tens of milliseconds of syncs on an SSD. The last partition taken may exceed it."""
+ROUND_FILES_MAX = 8
+"""Bounds a round to about ten milliseconds of syncs on an SSD. The last partition taken may exceed it.
+
+Longer rounds sync no more: each file has its own sync in them too.
+"""
 FILES_PER_SEAL = 6
 """A sealed segment's own file, two or three indexes, the producers' snapshot, and the directory."""
 SOON_S = 0.01
@@ -45,18 +48,21 @@ Round = Sequence[tuple[Partition, SyncPoint]]
 class FairQueue:
     """Partitions that wait for a sync, one of each requester in turn, oldest first.
 
-    A partition is queued once, however many requesters wait for it: the first one whose turn it is takes it.
+    A partition is queued once, however many requesters wait for it: the first one whose turn it is takes it. Those of
+    the round under way follow all that came meanwhile, so that a new one waits for that round only.
     """
 
-    __slots__ = ("_partitions", "_queues")
+    __slots__ = ("_partitions", "_queues", "_served")
 
     def __init__(self) -> None:
         self._partitions: set[Partition] = set()
         self._queues: OrderedDict[Hashable, OrderedDict[Partition, None]] = OrderedDict()
+        self._served: OrderedDict[Hashable, OrderedDict[Partition, None]] = OrderedDict()
+        """Requesters of the latest round that wait for more."""
 
     def add(self, partition: Partition, requester: Hashable) -> None:
         self._partitions.add(partition)
-        queue = self._queues.get(requester)
+        queue = self._served.get(requester) or self._queues.get(requester)
         if queue is None:
             queue = self._queues[requester] = OrderedDict()
         queue[partition] = None
@@ -67,13 +73,17 @@ class FairQueue:
     def take(self, files_max: int, files_of: Callable[[Partition], int]) -> list[Partition]:
         """Remove and return partitions until they have `files_max` files to sync; the served requesters move to the
         end."""
+        taken: list[Partition] = []
         if len(self._partitions) <= 1:
             # The usual round: no requester waits for another.
-            taken = list(self._partitions)
+            taken.extend(self._partitions)
             self._partitions.clear()
             self._queues.clear()
+            self._served.clear()
             return taken
-        taken = []
+        self._queues.update(self._served)
+        self._served.clear()
+        served: OrderedDict[Hashable, None] = OrderedDict()
         files = 0
         while self._queues and files < files_max:
             requester, queue = self._queues.popitem(last=False)
@@ -81,8 +91,13 @@ class FairQueue:
             if queue:
                 self._queues[requester] = queue
             if partition is not None:
+                served[requester] = None
+                served.move_to_end(requester)
                 taken.append(partition)
                 files += files_of(partition)
+        for requester in served:
+            if requester in self._queues:
+                self._served[requester] = self._queues.pop(requester)
         return taken
 
     def _next_of(self, queue: OrderedDict[Partition, None]) -> Partition | None:
