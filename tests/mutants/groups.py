@@ -8,6 +8,7 @@ _RESPONSES = "broker/handlers/test_groups.py::"
 _REQUESTS = "broker/groups/test_requests.py::"
 _TRANSACTIONAL = "broker/groups/test_transactional_offsets.py::"
 _DURABILITY = "broker/groups/test_group_durability.py::"
+_LARGE = "broker/handlers/test_large_commits.py::"
 
 MUTANTS = (
     Mutant(
@@ -208,6 +209,30 @@ MUTANTS = (
         "            self.when_loaded(\n                lambda: self._complete_late(",
         "            (\n                lambda: self._complete_late(",
         _TRANSACTIONAL + "test_transaction_end_waits_for_loading",
+    ),
+    Mutant(
+        "broker/network/request.py",
+        "        reply.is_long_wait = True\n",
+        "",
+        _LARGE + "test_a_later_commit_does_not_overtake",
+    ),
+    Mutant(
+        "broker/handlers/group_offsets.py",
+        "        if error_code:\n            offsets.refuse(error_code)\n",
+        "",
+        _LARGE + "test_a_member_that_left_commits_nothing",
+    ),
+    Mutant(
+        "broker/handlers/group_offsets.py",
+        "            if code == ErrorCode.none and not self._node.has_partition(topic, index)\n",
+        "            if False\n",
+        _LARGE + "test_a_deleted_topic_gets_no_offset",
+    ),
+    Mutant(
+        "broker/handlers/transactions.py",
+        "body.producer_epoch, offsets.batch(), respond)",
+        "body.producer_epoch, offsets._batch, respond)",
+        _LARGE + "test_a_deleted_topic_gets_no_transactional_offset",
     ),
     Mutant(
         "broker/handlers/group_offsets.py",

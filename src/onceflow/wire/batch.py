@@ -218,7 +218,7 @@ def encode_batch(
     first = records[0]
     body = bytearray()
     for record in records:
-        _append_record(body, record, first)
+        append_record(body, record, first)
     attributes = codec | _TRANSACTIONAL * transactional | _CONTROL * control
     packed = body if codec is Codec.NONE else compress(codec, body)
     batch = bytearray(
@@ -301,7 +301,7 @@ def encode_retained(
     body = bytearray()
     base = Record(header.base_offset, base_timestamp, None, None)
     for record in records:
-        _append_record(body, record, base)
+        append_record(body, record, base)
     codec = Codec(attributes & _CODEC_MASK)
     packed = body if codec is Codec.NONE else compress(codec, body)
     batch = bytearray(
@@ -496,7 +496,8 @@ def _append_bytes(buffer: bytearray, value: bytes | bytearray | None) -> None:
         buffer += value
 
 
-def _append_record(body: bytearray, record: Record, first: Record) -> None:
+def append_record(body: bytearray, record: Record, first: Record) -> None:
+    """Append a record of a batch that begins with `first`."""
     rest = bytearray(1)
     _append_varint(rest, record.timestamp_ms - first.timestamp_ms)
     _append_varint(rest, record.offset - first.offset)

@@ -22,6 +22,7 @@ from onceflow.broker.groups.records import GroupRecord, OffsetCommit
 from onceflow.broker.storage.state_log import StateBatch, StateLog
 from onceflow.broker.topics.shards import Shard
 from onceflow.log.errors import LogError
+from onceflow.wire.batch_encoder import BatchEncoder
 from onceflow.wire.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,20 @@ class _Waiting:
         if not self.is_done:
             self.is_done = True
             self.settled(error_code)
+
+
+class GroupBatch:
+    """Records to append in one batch, encoded one by one: those of a large request over several turns of the loop."""
+
+    __slots__ = ("encoded", "records")
+
+    def __init__(self, timestamp_ms: int) -> None:
+        self.records: list[GroupRecord] = []
+        self.encoded = BatchEncoder(timestamp_ms)
+
+    def add(self, record: GroupRecord) -> None:
+        self.records.append(record)
+        self.encoded.append(*group_records.encode(record))
 
 
 class GroupRequests(Shard):
@@ -113,7 +128,7 @@ class GroupRequests(Shard):
         if outcome.undo is not None:
             self.execute(outcome.undo())
 
-    def record(self, records: Sequence[GroupRecord], settled: Settled) -> None:
+    def record(self, records: Sequence[GroupRecord] | GroupBatch, settled: Settled) -> None:
         """Append `records` in one batch and replay them; call `settled` once they are durable, or with the error."""
         error_code = self._append(records)
         if error_code:
@@ -159,45 +174,51 @@ class GroupRequests(Shard):
 
         turn()
 
-    def _append(self, records: Sequence[GroupRecord], *, from_reserve: bool = False) -> ErrorCode:
-        if self.error_code or not records:
+    def _append(self, records: Sequence[GroupRecord] | GroupBatch, *, from_reserve: bool = False) -> ErrorCode:
+        if self.error_code:
             return self.error_code
+        batch = self._batch_of(records)
+        if not batch.records:
+            return ErrorCode.none
         try:
-            entries = [group_records.encode(record) for record in records]
-            offset = self._state_log.append(entries, from_reserve=from_reserve)
+            offset = self._state_log.append(batch.encoded, from_reserve=from_reserve)
         except LogError as error:
             return _append_error(error)
-        for record in _placed(records, offset):
+        for record in _placed(batch.records, offset):
             self.groups.replay(record)
         return ErrorCode.none
+
+    def _batch_of(self, records: Sequence[GroupRecord] | GroupBatch) -> GroupBatch:
+        if isinstance(records, GroupBatch):
+            return records
+        batch = GroupBatch(self.groups.clock.now_ms())
+        for record in records:
+            batch.add(record)
+        return batch
 
     # Transactions
 
     def record_transactional(
-        self, producer_id: int, producer_epoch: int, records: Sequence[OffsetCommit], settled: Settled
+        self, producer_id: int, producer_epoch: int, records: Sequence[GroupRecord] | GroupBatch, settled: Settled
     ) -> None:
         """Append the offsets that a transaction commits, in one batch; they are pending until it ends.
 
         `settled` is called once they are durable, or with the error. After any error but a sync's, none is pending.
         """
-        error_code = self.error_code
-        if not error_code and records:
+        if self.error_code:
+            settled(self.error_code)
+            return
+        batch = self._batch_of(records)
+        if batch.records:
             try:
-                offset = self._state_log.append(
-                    [group_records.encode(record) for record in records],
-                    producer_id=producer_id,
-                    producer_epoch=producer_epoch,
-                )
+                offset = self._state_log.append(batch.encoded, producer_id=producer_id, producer_epoch=producer_epoch)
             except LogError as error:
                 settled(_append_error(error))
                 return
-            for record in _placed(records, offset):
+            for record in _placed(batch.records, offset):
                 assert isinstance(record, OffsetCommit)
                 self.groups.replay_transactional(producer_id, record)
-        if error_code:
-            settled(error_code)
-        else:
-            self.settle_in_time(settled)
+        self.settle_in_time(settled)
 
     def complete_transaction(
         self, producer_id: int, producer_epoch: int, *, commit: bool, coordinator_epoch: int | None = None

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from onceflow.broker.groups.records import GroupRecord, OffsetCommit
-from onceflow.broker.groups.requests import GroupRequests
+from onceflow.broker.groups.records import OffsetCommit
+from onceflow.broker.groups.requests import GroupBatch, GroupRequests
 from onceflow.broker.handlers.groups import group_refusal, instance_id_of
 from onceflow.broker.handlers.sliced_responses import Element, Send, at_once, once_durable, respond_in_slices, tags_of
 from onceflow.broker.network.request import Request
@@ -21,6 +21,7 @@ THROTTLED_FROM_OFFSET_FETCH = 3
 LEADER_EPOCH_FROM_OFFSET_FETCH = 5
 BATCHED_FROM_OFFSET_FETCH = 8
 WORK_PER_OFFSET = 2
+WORK_PER_COMMIT = 6
 NO_OFFSET = OffsetCommit("", "", -1, -1)
 
 Offset = tuple[int, OffsetCommit, ErrorCode]
@@ -33,33 +34,29 @@ PartitionErrors = list[tuple[str, list[tuple[int, ErrorCode]]]]
 def handle_offset_commit(node: Node, request: Request) -> None:
     """Serve one OffsetCommit request; all its offsets are recorded in one batch."""
     body = request.decode()
-    access = node.access(request)
-    error_code = group_refusal(node, request, body.group_id)
-    is_group_allowed = error_code != ErrorCode.group_authorization_failed
+    refusal = group_refusal(node, request, body.group_id)
+    unauthorized = refusal if refusal == ErrorCode.group_authorization_failed else ErrorCode.none
     groups = node.group_shards.of(body.group_id)
-    error_code = error_code or groups.groups.commit_error(
-        body.group_id, body.member_id, body.generation_id_or_member_epoch, instance_id_of(body)
-    )
-    retention_ms = _retention_ms(body)
-    records: list[GroupRecord] = []
-    results: PartitionErrors = []
-    for topic in body.topics:
-        results.append((topic.name, []))
-        is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
-        refusal = ErrorCode.topic_authorization_failed if is_group_allowed and not is_allowed else error_code
-        for entry in topic.partitions:
-            code = refusal or offset_error(node, topic.name, entry.partition_index, entry.committed_metadata)
-            results[-1][1].append((entry.partition_index, ErrorCode(code)))
-            if code == ErrorCode.none:
-                records.append(commit_record(node, body.group_id, topic.name, entry, retention_ms))
+    offsets = CheckedOffsets(node)
+
+    def record() -> None:
+        # Its turn decides: the member may have left, and topics may have been deleted, since the first one.
+        error_code = refusal or groups.error_code
+        error_code = error_code or groups.groups.commit_error(
+            body.group_id, body.member_id, body.generation_id_or_member_epoch, instance_id_of(body)
+        )
+        if error_code:
+            offsets.refuse(error_code)
+        batch = offsets.batch()
+        if batch.records:
+            groups.record(batch, respond)
+        else:
+            respond()
 
     def respond(failure: ErrorCode = ErrorCode.none) -> None:
-        request.respond(topics=_errors_by_topic(results, failure))
+        request.respond(topics=_errors_by_topic(offsets.results, failure))
 
-    if records:
-        groups.record(records, respond)
-    else:
-        respond()
+    request.in_slices_first(offsets.check(body, node.access(request), unauthorized, _retention_ms(body)), record)
 
 
 def _retention_ms(body: Any) -> int:
@@ -68,28 +65,87 @@ def _retention_ms(body: Any) -> int:
     return -1 if retention is None else round(float(retention.total_seconds()) * 1000)
 
 
-def offset_error(node: Node, topic: str, partition: int, metadata: str | None) -> ErrorCode:
-    """Return why no offset can be committed there, in a transaction or not. Kafka counts `metadata` in UTF-16 units."""
-    if not node.has_partition(topic, partition):
-        return ErrorCode.unknown_topic_or_partition
-    if len((metadata or "").encode("utf-16-le")) // 2 > node.config.offset_metadata_bytes_max:
-        return ErrorCode.offset_metadata_too_large
-    return ErrorCode.none
+class CheckedOffsets:
+    """Offsets that a request commits, in a transaction or not: checked and encoded over several turns of the loop."""
 
+    def __init__(self, node: Node) -> None:
+        self.results: PartitionErrors = []
+        """Errors so far, in the request's order."""
+        self._node = node
+        self._now_ms = node.clock.now_ms()
+        self._batch = GroupBatch(self._now_ms)
 
-def commit_record(node: Node, group_id: str, topic: str, entry: Any, retention_ms: int = -1) -> OffsetCommit:
-    """Return the record of an offset in a request; a `retention_ms` of -1 is the broker's setting."""
-    now_ms = node.clock.now_ms()
-    return OffsetCommit(
-        group_id,
-        topic,
-        entry.partition_index,
-        entry.committed_offset,
-        getattr(entry, "committed_leader_epoch", -1),
-        entry.committed_metadata or "",
-        now_ms,
-        now_ms + retention_ms if retention_ms >= 0 else -1,
-    )
+    def check(self, body: Any, access: Access, refusal: ErrorCode, retention_ms: int = -1) -> Iterator[int]:
+        """Check each offset, and yield the work; a `refusal` is the error of all.
+
+        A `retention_ms` of -1 is the broker's setting.
+        """
+        for topic in body.topics:
+            errors: list[tuple[int, ErrorCode]] = []
+            self.results.append((topic.name, errors))
+            is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
+            topic_refusal = refusal or (ErrorCode.none if is_allowed else ErrorCode.topic_authorization_failed)
+            yield WORK_PER_OFFSET
+            for entry in topic.partitions:
+                code = topic_refusal or self._error(topic.name, entry.partition_index, entry.committed_metadata)
+                errors.append((entry.partition_index, code))
+                if code == ErrorCode.none:
+                    self._batch.add(self._commit(body.group_id, topic.name, entry, retention_ms))
+                yield WORK_PER_COMMIT
+
+    def _error(self, topic: str, partition: int, metadata: str | None) -> ErrorCode:
+        """Return why no offset can be committed there. Kafka counts `metadata` in UTF-16 units."""
+        if not self._node.has_partition(topic, partition):
+            return ErrorCode.unknown_topic_or_partition
+        if metadata and len(metadata.encode("utf-16-le")) // 2 > self._node.config.offset_metadata_bytes_max:
+            return ErrorCode.offset_metadata_too_large
+        return ErrorCode.none
+
+    def _commit(self, group_id: str, topic: str, entry: Any, retention_ms: int) -> OffsetCommit:
+        return OffsetCommit(
+            group_id,
+            topic,
+            entry.partition_index,
+            entry.committed_offset,
+            getattr(entry, "committed_leader_epoch", -1),
+            entry.committed_metadata or "",
+            self._now_ms,
+            self._now_ms + retention_ms if retention_ms >= 0 else -1,
+        )
+
+    @property
+    def are_none_valid(self) -> bool:
+        """Whether every offset has an error."""
+        return not self._batch.records
+
+    def refuse(self, error_code: ErrorCode) -> None:
+        """Commit nothing; the error goes before all but those of topics without permission."""
+        unauthorized = ErrorCode.topic_authorization_failed
+        for _topic, errors in self.results:
+            errors[:] = [(index, code if code == unauthorized else error_code) for index, code in errors]
+        self._batch = GroupBatch(self._now_ms)
+
+    def batch(self) -> GroupBatch:
+        """Return the records of the offsets without an error, for an append in this turn; partitions that were deleted
+        after their check have one now."""
+        deleted = {
+            (topic, index)
+            for topic, errors in self.results
+            for index, code in errors
+            if code == ErrorCode.none and not self._node.has_partition(topic, index)
+        }
+        if deleted:
+            for topic, errors in self.results:
+                errors[:] = [
+                    (index, ErrorCode.unknown_topic_or_partition if (topic, index) in deleted and not code else code)
+                    for index, code in errors
+                ]
+            records, self._batch = self._batch.records, GroupBatch(self._now_ms)
+            for record in records:
+                assert isinstance(record, OffsetCommit)
+                if (record.topic, record.partition) not in deleted:
+                    self._batch.add(record)
+        return self._batch
 
 
 def _errors_by_topic(results: PartitionErrors, refusal: ErrorCode) -> list[dict[str, Any]]:

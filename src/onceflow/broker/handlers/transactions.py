@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from onceflow.broker.handlers.group_offsets import commit_record, offset_error
+from onceflow.broker.handlers.group_offsets import CheckedOffsets
 from onceflow.broker.network.request import Request
 from onceflow.broker.node import Node
 from onceflow.broker.security.authorizer import Access
@@ -250,31 +250,18 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     body = request.decode()
     access = node.access(request)
     unauthorized = _group_refusal(access, body.transactional_id, body.group_id)
-    refusals: dict[TopicPartition, ErrorCode] = {}
-    records = []
-    for topic in body.topics:
-        is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
-        topic_refusal = unauthorized or (ErrorCode.none if is_allowed else ErrorCode.topic_authorization_failed)
-        for entry in topic.partitions:
-            partition = (topic.name, entry.partition_index)
-            refusals[partition] = topic_refusal or offset_error(node, *partition, entry.committed_metadata)
-            if not refusals[partition]:
-                records.append(commit_record(node, body.group_id, topic.name, entry))
+    offsets = CheckedOffsets(node)
 
     def respond(error_code: ErrorCode) -> None:
         request.respond(
             topics=[
                 {
-                    "name": topic.name,
+                    "name": topic,
                     "partitions": [
-                        {
-                            "partition_index": entry.partition_index,
-                            "error_code": refusals[topic.name, entry.partition_index] or error_code,
-                        }
-                        for entry in topic.partitions
+                        {"partition_index": index, "error_code": code or error_code} for index, code in errors
                     ],
                 }
-                for topic in body.topics
+                for topic, errors in offsets.results
             ]
         )
 
@@ -287,12 +274,15 @@ def handle_offset_commit(node: Node, request: Request) -> None:
             node.transactions.of(body.transactional_id).when_synced(lambda error_code: respond(error_code or refusal))
         else:
             groups = node.group_shards.of(body.group_id)
-            groups.record_transactional(body.producer_id, body.producer_epoch, records, respond)
+            groups.record_transactional(body.producer_id, body.producer_epoch, offsets.batch(), respond)
 
-    if not records:
-        respond(ErrorCode.none)
-    else:
-        _when_verified(node, body, record)
+    def checked() -> None:
+        if offsets.are_none_valid:
+            respond(ErrorCode.none)
+        else:
+            _when_verified(node, body, record)
+
+    request.in_slices_first(offsets.check(body, access, unauthorized), checked)
 
 
 def _when_verified(node: Node, body: Any, verified: Callable[[ErrorCode], None]) -> None:

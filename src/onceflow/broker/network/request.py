@@ -100,6 +100,21 @@ class Request:
             is_wanted=lambda: self.reply.is_open,
         )
 
+    def in_slices_first(self, work: Iterator[int], done: Callable[[], None]) -> None:
+        """Run `work` like `in_slices`, and no later request of the connection before `done` unless it ends in this
+        turn: what it records must not overtake.
+
+        A broker that stops does not wait for the work; the client gets no response then.
+        """
+        reply = self.reply
+
+        def finish() -> None:
+            reply.is_long_wait = False
+            done()
+
+        reply.is_long_wait = True
+        self.in_slices(work, finish)
+
     def timed(self, work: Iterator[int]) -> Iterator[int]:
         """Return the work so that its time counts for the client's quota, if there are quotas."""
         limit = self.reply.limit

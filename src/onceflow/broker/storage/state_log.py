@@ -13,7 +13,8 @@ from onceflow.broker.storage.group_commit import GroupCommit
 from onceflow.broker.storage.partitions import Partition, Synced
 from onceflow.log.clock import Clock
 from onceflow.log.errors import LogError
-from onceflow.wire.batch import BatchHeader, Record, batches, decode_batch, encode_batch
+from onceflow.wire.batch import BatchHeader, Record, batches, decode_batch
+from onceflow.wire.batch_encoder import BatchEncoder
 from onceflow.wire.errors import ErrorCode
 from onceflow.wire.markers import Marker, decode_marker
 
@@ -65,7 +66,7 @@ class StateLog:
 
     def append(
         self,
-        entries: Sequence[KeyValue],
+        entries: Sequence[KeyValue] | BatchEncoder,
         *,
         producer_id: int = NO_PRODUCER,
         producer_epoch: int = NO_PRODUCER,
@@ -74,19 +75,20 @@ class StateLog:
     ) -> int:
         """Append `entries` in one batch, so that a crash keeps all or none; return the first one's offset.
 
+        They may be encoded already, with an earlier timestamp: those of a large request are, over several turns.
         With a producer id the batch belongs to that producer's transaction and has no sequence, as Kafka's own
         coordinators write it. `from_reserve` is for records that delete or end something: on a full disk no others are
         appended. Unless a response `is_awaited`, the sync may wait for the next append. Raises LogError, among them
         TooFewReplicas and NotLeading.
         """
         self._require_replicas()
-        now_ms = self._clock.now_ms()
-        records = [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(entries)]
-        batch = encode_batch(
-            records,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transactional=producer_id != NO_PRODUCER,
+        if not isinstance(entries, BatchEncoder):
+            encoder = BatchEncoder(self._clock.now_ms())
+            for key, value in entries:
+                encoder.append(key, value)
+            entries = encoder
+        batch = entries.encode(
+            producer_id=producer_id, producer_epoch=producer_epoch, transactional=producer_id != NO_PRODUCER
         )
         appended = self.partition.log.append(batch, by_coordinator=True, from_reserve=from_reserve)
         if is_awaited:

@@ -1,0 +1,178 @@
+"""A large OffsetCommit takes several turns of the loop; what happens between them must not be overlooked."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceflow.broker.handlers.group_offsets import CheckedOffsets
+from onceflow.broker.loop import slices
+from onceflow.wire import apis
+from onceflow.wire.errors import ErrorCode
+from tests.broker.driven_broker import InnerBroker
+from tests.broker.groups.raw_group import RawGroup
+from tests.broker.raw_client import RawClient, connected, milliseconds
+from tests.broker.transactions.transactional_client import TransactionalClient
+
+GROUP = "large"
+PARTITIONS = 50
+OUTSIDER: Mapping[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": ""}
+VERSION = 8
+
+
+class Held:
+    """Holds the check of every request with several offsets, before its last turn."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.released = threading.Event()
+
+    def wrapped(self, check: Callable[..., Iterator[int]]) -> Callable[..., Iterator[int]]:
+        def held(offsets: CheckedOffsets, body: Any, *arguments: Any) -> Iterator[int]:
+            yield from check(offsets, body, *arguments)
+            if len(body.topics[0].partitions) > 1:
+                self.began.set()
+                while not self.released.is_set():
+                    yield slices.WORK_PER_TURN
+
+        return held
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    holding = Held()
+    monkeypatch.setattr(CheckedOffsets, "check", holding.wrapped(CheckedOffsets.check))
+    yield holding
+    holding.released.set()
+
+
+@pytest.fixture
+def broker(tmp_path: Path, held: Held) -> Iterator[InnerBroker]:
+    with InnerBroker(tmp_path / "data") as running:
+        yield running
+        held.released.set()
+
+
+def offsets(*topics: str, offset: int = 1, count: int = PARTITIONS) -> list[dict[str, Any]]:
+    entry = {"committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": ""}
+    return [
+        {"name": topic, "partitions": [{"partition_index": index, **entry} for index in range(count)]}
+        for topic in topics
+    ]
+
+
+def send(client: RawClient, topics: list[dict[str, Any]], member: Mapping[str, Any] = OUTSIDER) -> None:
+    client.send(apis.OFFSET_COMMIT, VERSION, group_id=GROUP, group_instance_id=None, topics=topics, **member)
+
+
+def codes(client: RawClient, api: int = apis.OFFSET_COMMIT, version: int = VERSION) -> dict[str, set[ErrorCode]]:
+    """Return the different errors of each topic in the next response."""
+    response = client.receive(api, version)
+    return {topic.name: {ErrorCode(entry.error_code) for entry in topic.partitions} for topic in response.topics}
+
+
+def delete_topic(client: RawClient, name: str) -> None:
+    response = client.ask(apis.DELETE_TOPICS, 5, topic_names=[name], timeout=milliseconds(10_000))
+    assert [entry.error_code for entry in response.responses] == [0]
+
+
+def test_a_later_commit_does_not_overtake(broker: InnerBroker, held: Held) -> None:
+    """Pipelined commits of one connection are recorded in their order."""
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        client.create_topic("t", PARTITIONS)
+        send(client, offsets("t", offset=1))
+        send(client, offsets("t", offset=2, count=1))
+        assert held.began.wait(20)
+        assert set(group.offsets([("t", range(PARTITIONS))]).values()) == {(-1, 0)}, "nothing is recorded"
+        held.released.set()
+        assert [codes(client), codes(client)] == [{"t": {ErrorCode.none}}] * 2
+        recorded = group.offsets()
+        assert recorded.pop(("t", 0)) == (2, 0)
+        assert set(recorded.values()) == {(1, 0)}
+
+
+def test_another_client_is_served_meanwhile(broker: InnerBroker, held: Held) -> None:
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        client.create_topic("t", PARTITIONS)
+        send(client, offsets("t"))
+        assert held.began.wait(20)
+        assert group.commit("t", offset=7) == ErrorCode.none, "a request of another connection has no order with it"
+        held.released.set()
+        assert codes(client) == {"t": {ErrorCode.none}}
+        assert group.offsets([("t", [0])]) == {("t", 0): (1, 0)}
+
+
+def test_a_deleted_topic_gets_no_offset(broker: InnerBroker, held: Held) -> None:
+    """Its offsets are deleted with it: one recorded later would be that of a new topic with its name."""
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        for name in ("kept", "gone"):
+            client.create_topic(name, PARTITIONS)
+        send(client, offsets("kept", "gone"))
+        assert held.began.wait(20)
+        delete_topic(group.client(), "gone")
+        held.released.set()
+        assert codes(client) == {"kept": {ErrorCode.none}, "gone": {ErrorCode.unknown_topic_or_partition}}
+        assert group.offsets() == {("kept", index): (1, 0) for index in range(PARTITIONS)}
+
+
+def test_a_deleted_topic_gets_no_transactional_offset(broker: InnerBroker, held: Held) -> None:
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        for name in ("kept", "gone"):
+            client.create_topic(name, PARTITIONS)
+        producer = TransactionalClient(client, "transactional")
+        producer.init_until_done()
+        assert producer.add_offsets(GROUP) == ErrorCode.none
+        member = {"generation_id": -1, "member_id": "", "group_instance_id": None}
+        client.send(
+            apis.TXN_OFFSET_COMMIT, 3, **producer._who(), group_id=GROUP, topics=offsets("kept", "gone"), **member
+        )
+        assert held.began.wait(20)
+        delete_topic(group.client(), "gone")
+        held.released.set()
+        expected = {"kept": {ErrorCode.none}, "gone": {ErrorCode.unknown_topic_or_partition}}
+        assert codes(client, apis.TXN_OFFSET_COMMIT, 3) == expected
+        assert producer.end(commit=True) == ErrorCode.none
+        assert group.offsets(stable=True) == {("kept", index): (1, 0) for index in range(PARTITIONS)}
+
+
+def test_a_member_that_left_commits_nothing(broker: InnerBroker, held: Held) -> None:
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        client.create_topic("t", PARTITIONS)
+        member_id = group.enter()
+        generation = group.joined().generation_id
+        group.sync(generation, member_id, assignments={member_id: b""})
+        send(client, offsets("t"), {"generation_id_or_member_epoch": generation, "member_id": member_id})
+        assert held.began.wait(20)
+        assert group.leave((member_id, None)) == [(member_id, None, 0)]
+        held.released.set()
+        assert codes(client) == {"t": {ErrorCode.unknown_member_id}}
+        assert group.offsets() == {}
+
+
+def test_a_client_that_hung_up_commits_nothing(broker: InnerBroker, held: Held) -> None:
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        group.client().create_topic("t", PARTITIONS)
+        send(client, offsets("t"))
+        assert held.began.wait(20)
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.socket.recv(1) == b"", "the broker has closed the connection"
+        assert group.offsets() == {}, "another request is served, so that the work has been dropped"
+        held.released.set()
+        assert group.commit("t", offset=7) == ErrorCode.none
+        assert group.offsets() == {("t", 0): (7, 0)}
+
+
+def test_a_stop_does_not_wait_for_it(tmp_path: Path, held: Held) -> None:
+    """The client gets no response, and nothing is recorded."""
+    with InnerBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", PARTITIONS)
+        send(client, offsets("t"))
+        assert held.began.wait(20)
+        broker.stop()
+        assert client.socket.recv(1) == b""
+        broker.start()
+        with RawGroup(broker.bootstrap, GROUP) as group:
+            assert group.offsets() == {}
