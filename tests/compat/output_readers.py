@@ -29,7 +29,8 @@ class ConsoleReader(JavaTool):
     @property
     def read(self) -> Read:
         """Return the records in the order of their arrival."""
-        rows = [line.split("\t") for line in self.printed.decode().splitlines()]
+        whole, _, _ = self.printed.rpartition(b"\n")
+        rows = [line.split("\t") for line in whole.decode().splitlines()]
         return [((int(row[0].partition(":")[2]), int(row[1].partition(":")[2])), int(row[2])) for row in rows]
 
 
@@ -117,6 +118,18 @@ def by_partition(read: Read) -> dict[int, list[int]]:
         last[partition] = offset
         values.setdefault(partition, []).append(value)
     return values
+
+
+def once(read: Read) -> Read:
+    """Return the records without those that were read again at their position, after a check that they are the same.
+
+    A consumer reads again what it had not committed when it lost its place in the group: automatic commits are at
+    least once.
+    """
+    values: dict[Position, int] = {}
+    for position, value in read:
+        assert values.setdefault(position, value) == value, (position, values[position], value)
+    return list(values.items())
 
 
 def twice(read: Read) -> list[int]:

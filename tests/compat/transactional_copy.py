@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.compat.copiers import Copier
-from tests.compat.output_readers import ConsoleReader, Read, UncommittedReader, by_partition, read_to_end, twice
+from tests.compat.output_readers import ConsoleReader, Read, UncommittedReader, by_partition, once, read_to_end, twice
 
 INPUT = "input"
 OUTPUT = "output"
@@ -146,7 +146,11 @@ def copiers_of(cell: Cell, bootstrap: str, jars: Path, directory: Path) -> list[
 class Copy:
     """One run of a cell."""
 
-    def __init__(self, cell: Cell, broker: Bounceable, jars: Path, directory: Path) -> None:
+    def __init__(
+        self, cell: Cell, broker: Bounceable, jars: Path, directory: Path, *, may_read_again: bool = False
+    ) -> None:
+        """`may_read_again`: with this broker the console's consumer may return to an offset committed earlier."""
+        self._may_read_again = may_read_again
         self.cell = cell
         self.broker = broker
         self.bounces = 0
@@ -173,7 +177,7 @@ class Copy:
         committed, stable_ends = read_to_end(self.broker.bootstrap, OUTPUT, self.cell.partitions, "read_committed")
         assert stable_ends == ends, f"a transaction was left open: {stable_ends} of {ends} are stable"
         self._compare(source, committed)
-        self._compare(source, self._console.read)
+        self._compare(source, self._read_by_console())
         self._compare_offsets(source)
         kept, dropped = transactions(everything, committed, ends)
         lost = len(everything) - len(committed)
@@ -189,7 +193,11 @@ class Copy:
         for copier in self._copiers:
             until(lambda copier=copier: copier.is_done, DONE_SECONDS, lambda copier=copier: self._state(copier))  # type: ignore[misc]
         until(lambda: self._console.count >= self.cell.messages, 90, lambda: self._console.count)
+        until(lambda: len(self._read_by_console()) >= self.cell.messages, 90, lambda: self._console.count)
         self._console.end(signal.SIGTERM)
+
+    def _read_by_console(self) -> Read:
+        return once(self._console.read) if self._may_read_again else self._console.read
 
     def _state(self, copier: Copier) -> tuple[object, ...]:
         return copier.name, copier.code, copier.progress, copier.log
