@@ -83,6 +83,7 @@ def test_a_later_commit_does_not_overtake(broker: InnerBroker, held: Held) -> No
     """Pipelined commits of one connection are recorded in their order."""
     with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
         client.create_topic("t", PARTITIONS)
+        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         send(client, offsets("t", offset=1))
         send(client, offsets("t", offset=2, count=1))
         assert held.began.wait(20)
