@@ -65,7 +65,8 @@ class Transaction:
             "committed_metadata": "m",
             **fields.pop("place", {}),
         }
-        topics = [{"name": name or self.topic, "partitions": [place]}]
+        again = [{**place, **other} for other in fields.pop("again", ())]
+        topics = [{"name": name or self.topic, "partitions": [place, *again]}]
         self.side.ask(apis.TXN_OFFSET_COMMIT, version, **self.who, group_id=group, topics=topics, **fields)
 
     def end(self, *, committed: bool, version: int = 3) -> None:
@@ -240,6 +241,9 @@ def offsets_in_a_transaction(side: Side) -> None:
         own.commit_offset(group, place=place)
     for size in (4096, 4097):
         own.commit_offset(group, place={"committed_metadata": "m" * size})
+    for again in ({"committed_offset": 6}, {"committed_metadata": "m" * 4097}, {"partition_index": 9}):
+        own.commit_offset(group, again=(again, {"committed_offset": 7}))
+        own.commit_offset(group, place={"committed_metadata": "m" * 4097}, again=({"committed_metadata": "m"}, again))
     for member in (
         {"member_id": "stranger", "generation_id": 3},
         {"member_id": "stranger"},
