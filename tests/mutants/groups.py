@@ -211,10 +211,35 @@ MUTANTS = (
         _TRANSACTIONAL + "test_transaction_end_waits_for_loading",
     ),
     Mutant(
-        "broker/network/request.py",
-        "        reply.is_long_wait = True\n",
-        "",
+        "broker/network/connection.py",
+        "            yield from self._do_rest(reply, reply.rest)\n        self._handle_later()\n",
+        "            self._handle_later()\n            yield from self._do_rest(reply, reply.rest)\n"
+        "            return\n        self._handle_later()\n",
         _LARGE + "test_a_later_commit_does_not_overtake",
+    ),
+    Mutant(
+        "broker/network/connection.py",
+        "        reply.is_long_wait = True\n        try:\n            yield from rest\n",
+        "        try:\n            yield from rest\n",
+        _LARGE + "test_a_stop_does_not_wait_for_it",
+    ),
+    Mutant(
+        "broker/handlers/group_offsets.py",
+        "bytes_max=0 if refusal else groups.batch_bytes_max",
+        "bytes_max=groups.batch_bytes_max",
+        _LARGE + "test_a_refused_commit_is_not_encoded[False]",
+    ),
+    Mutant(
+        "broker/handlers/transactions.py",
+        "bytes_max=0 if refusal else groups.batch_bytes_max",
+        "bytes_max=groups.batch_bytes_max",
+        _LARGE + "test_a_refused_commit_is_not_encoded[True]",
+    ),
+    Mutant(
+        "broker/handlers/group_offsets.py",
+        "        if self._batch.encoded.size_bytes >= self._bytes_max:\n            return\n",
+        "        if not self._bytes_max:\n            return\n",
+        _LARGE + "test_a_batch_too_large_is_not_encoded",
     ),
     Mutant(
         "broker/handlers/group_offsets.py",
@@ -224,13 +249,19 @@ MUTANTS = (
     ),
     Mutant(
         "broker/handlers/group_offsets.py",
-        "            if code == ErrorCode.none and not self._node.has_partition(topic, index)\n",
-        "            if False\n",
+        "        if not deleted:\n            return batch\n",
+        "        return batch\n",
         _LARGE + "test_a_deleted_topic_gets_no_offset",
     ),
     Mutant(
+        "broker/handlers/group_offsets.py",
+        "if self._topic_id(name) != topic_id}",
+        "if self._topic_id(name) is None}",
+        _LARGE + "test_a_topic_created_again_gets_no_offset",
+    ),
+    Mutant(
         "broker/handlers/transactions.py",
-        "body.producer_epoch, offsets.batch(), respond)",
+        "body.producer_epoch, offsets.take(), respond)",
         "body.producer_epoch, offsets._batch, respond)",
         _LARGE + "test_a_deleted_topic_gets_no_transactional_offset",
     ),

@@ -8,6 +8,7 @@ the interception run on the broker's event loop, except `change`.
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -241,6 +242,8 @@ class Exchange:
 
         reply.on_abandoned, reply.on_stop = abandon, stop
         handle(frame, inner, self.connection)
+        if inner.rest is not None:
+            deque(inner.rest, maxlen=0)
         reply.is_long_wait = inner.is_long_wait
 
     def respond(self, pieces: Sequence[Piece]) -> None:

@@ -15,6 +15,11 @@ class BatchEncoder:
         self._count = 0
         self._first = Record(0, timestamp_ms, None, None)
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the records so far, without the batch's header."""
+        return len(self._body)
+
     def append(self, key: bytes | None, value: bytes | None) -> None:
         """Encode the next record."""
         append_record(self._body, Record(self._count, self._first.timestamp_ms, key, value), self._first)

@@ -1,8 +1,11 @@
 """A large OffsetCommit takes several turns of the loop; what happens between them must not be overlooked."""
 
+import gc
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ from tests.broker.raw_client import RawClient, connected, milliseconds
 from tests.broker.transactions.transactional_client import TransactionalClient
 
 GROUP = "large"
-PARTITIONS = 50
+PARTITIONS = 600
+"""Enough for more than 8 KiB: smaller requests are handled in one turn."""
 OUTSIDER: Mapping[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": ""}
 VERSION = 8
 
@@ -119,6 +123,20 @@ def test_a_deleted_topic_gets_no_offset(broker: InnerBroker, held: Held) -> None
         assert group.offsets() == {("kept", index): (1, 0) for index in range(PARTITIONS)}
 
 
+def test_a_topic_created_again_gets_no_offset(broker: InnerBroker, held: Held) -> None:
+    """The offset was one of the deleted topic's log."""
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        for name in ("kept", "new"):
+            client.create_topic(name, PARTITIONS)
+        send(client, offsets("kept", "new"))
+        assert held.began.wait(20)
+        delete_topic(group.client(), "new")
+        group.client().create_topic("new", PARTITIONS)
+        held.released.set()
+        assert codes(client) == {"kept": {ErrorCode.none}, "new": {ErrorCode.unknown_topic_or_partition}}
+        assert group.offsets() == {("kept", index): (1, 0) for index in range(PARTITIONS)}
+
+
 def test_a_deleted_topic_gets_no_transactional_offset(broker: InnerBroker, held: Held) -> None:
     with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
         for name in ("kept", "gone"):
@@ -153,17 +171,17 @@ def test_a_member_that_left_commits_nothing(broker: InnerBroker, held: Held) -> 
         assert group.offsets() == {}
 
 
-def test_a_client_that_hung_up_commits_nothing(broker: InnerBroker, held: Held) -> None:
+def test_a_client_that_hung_up_commits(broker: InnerBroker, held: Held) -> None:
+    """A whole request has its effect, as with Kafka."""
     with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
         group.client().create_topic("t", PARTITIONS)
         send(client, offsets("t"))
         assert held.began.wait(20)
         client.socket.shutdown(socket.SHUT_WR)
-        assert client.socket.recv(1) == b"", "the broker has closed the connection"
-        assert group.offsets() == {}, "another request is served, so that the work has been dropped"
         held.released.set()
-        assert group.commit("t", offset=7) == ErrorCode.none
-        assert group.offsets() == {("t", 0): (7, 0)}
+        while client.socket.recv(4096):
+            pass
+        assert set(group.offsets([("t", range(PARTITIONS))]).values()) == {(1, 0)}
 
 
 def test_a_stop_does_not_wait_for_it(tmp_path: Path, held: Held) -> None:
@@ -177,3 +195,53 @@ def test_a_stop_does_not_wait_for_it(tmp_path: Path, held: Held) -> None:
         broker.start()
         with RawGroup(broker.bootstrap, GROUP) as group:
             assert group.offsets() == {}
+
+
+@contextmanager
+def peak_bytes() -> Iterator[list[int]]:
+    """Give the most memory that was allocated meanwhile, broker and client together."""
+    peak: list[int] = []
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield peak
+        peak.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_refused_commit_is_not_encoded(tmp_path: Path, is_transactional: bool) -> None:
+    """Its group id would be in each record: 64 MB in place of 70 KB."""
+    with InnerBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", 1)
+        fields = {"group_id": "g" * 32_000, "topics": repeated(2000), "member_id": "", "group_instance_id": None}
+        with peak_bytes() as peak:
+            if is_transactional:
+                producer = TransactionalClient(client, "transactional")
+                producer.init_until_done()
+                assert producer.add_offsets(GROUP) == ErrorCode.none
+                client.send(apis.TXN_OFFSET_COMMIT, 3, **producer._who(), generation_id=-1, **fields)
+                refused = codes(client, apis.TXN_OFFSET_COMMIT, 3)
+            else:
+                client.send(apis.OFFSET_COMMIT, VERSION, generation_id_or_member_epoch=-1, **fields)
+                refused = codes(client)
+        assert ErrorCode.none not in refused["t"]
+        assert peak[0] < 16e6
+
+
+def test_a_batch_too_large_is_not_encoded(tmp_path: Path) -> None:
+    """The largest batch has 16 MiB."""
+    with InnerBroker(tmp_path / "data", group_name_bytes_max=30_000) as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", 1)
+        fields = {"group_id": "g" * 30_000, "topics": repeated(4000), "group_instance_id": None, **OUTSIDER}
+        with peak_bytes() as peak:
+            client.send(apis.OFFSET_COMMIT, VERSION, **fields)
+            assert codes(client) == {"t": {ErrorCode.unknown_server_error}}, "that of Kafka's coordinator, too"
+        assert peak[0] < 80e6, "in place of 240 MB"
+
+
+def repeated(count: int) -> list[dict[str, Any]]:
+    """Return the same partition many times: one request may name it more than once."""
+    (topic,) = offsets("t", count=1)
+    return [{**topic, "partitions": topic["partitions"] * count}]

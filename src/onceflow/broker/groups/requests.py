@@ -96,6 +96,11 @@ class GroupRequests(Shard):
 
     # Begin and end
 
+    @property
+    def batch_bytes_max(self) -> int:
+        """Size of the largest batch that the log takes."""
+        return self._state_log.partition.log.config.message_bytes_max
+
     def _resign(self) -> None:
         _send_in_turns(iter(self.groups.resign().responses))
 

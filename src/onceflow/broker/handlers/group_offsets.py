@@ -1,5 +1,6 @@
 """APIs of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete."""
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -37,17 +38,21 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     refusal = group_refusal(node, request, body.group_id)
     unauthorized = refusal if refusal == ErrorCode.group_authorization_failed else ErrorCode.none
     groups = node.group_shards.of(body.group_id)
-    offsets = CheckedOffsets(node)
+
+    def error_now() -> ErrorCode:
+        return groups.error_code or groups.groups.commit_error(
+            body.group_id, body.member_id, body.generation_id_or_member_epoch, instance_id_of(body)
+        )
+
+    refusal = refusal or error_now()
+    offsets = CheckedOffsets(node, bytes_max=0 if refusal else groups.batch_bytes_max)
 
     def record() -> None:
         # Its turn decides: the member may have left, and topics may have been deleted, since the first one.
-        error_code = refusal or groups.error_code
-        error_code = error_code or groups.groups.commit_error(
-            body.group_id, body.member_id, body.generation_id_or_member_epoch, instance_id_of(body)
-        )
+        error_code = refusal or error_now()
         if error_code:
             offsets.refuse(error_code)
-        batch = offsets.batch()
+        batch = offsets.take()
         if batch.records:
             groups.record(batch, respond)
         else:
@@ -56,7 +61,7 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     def respond(failure: ErrorCode = ErrorCode.none) -> None:
         request.respond(topics=_errors_by_topic(offsets.results, failure))
 
-    request.in_slices_first(offsets.check(body, node.access(request), unauthorized, _retention_ms(body)), record)
+    request.prepare(offsets.check(body, node.access(request), unauthorized, _retention_ms(body)), record)
 
 
 def _retention_ms(body: Any) -> int:
@@ -68,12 +73,21 @@ def _retention_ms(body: Any) -> int:
 class CheckedOffsets:
     """Offsets that a request commits, in a transaction or not: checked and encoded over several turns of the loop."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *, bytes_max: int) -> None:
+        """Encode records up to `bytes_max`: 0 for a request that is refused, else what the log takes in one batch.
+
+        Each record has the group's id: a request with a long one would grow a thousand times.
+        """
         self.results: PartitionErrors = []
         """Errors so far, in the request's order."""
         self._node = node
+        self._bytes_max = bytes_max
         self._now_ms = node.clock.now_ms()
         self._batch = GroupBatch(self._now_ms)
+        self._topic_ids: dict[str, uuid.UUID | None] = {}
+        """Ids of the topics when they were checked."""
+        self.are_none_valid = True
+        """Whether every offset has an error of its own."""
 
     def check(self, body: Any, access: Access, refusal: ErrorCode, retention_ms: int = -1) -> Iterator[int]:
         """Check each offset, and yield the work; a `refusal` is the error of all.
@@ -83,6 +97,7 @@ class CheckedOffsets:
         for topic in body.topics:
             errors: list[tuple[int, ErrorCode]] = []
             self.results.append((topic.name, errors))
+            self._topic_ids.setdefault(topic.name, self._topic_id(topic.name))
             is_allowed = access.may(AclOperation.READ, ResourceType.TOPIC, topic.name)
             topic_refusal = refusal or (ErrorCode.none if is_allowed else ErrorCode.topic_authorization_failed)
             yield WORK_PER_OFFSET
@@ -90,8 +105,13 @@ class CheckedOffsets:
                 code = topic_refusal or self._error(topic.name, entry.partition_index, entry.committed_metadata)
                 errors.append((entry.partition_index, code))
                 if code == ErrorCode.none:
-                    self._batch.add(self._commit(body.group_id, topic.name, entry, retention_ms))
+                    self.are_none_valid = False
+                    self._add(body.group_id, topic.name, entry, retention_ms)
                 yield WORK_PER_COMMIT
+
+    def _topic_id(self, name: str) -> uuid.UUID | None:
+        topic = self._node.topics.by_name.get(name)
+        return None if topic is None else topic.topic_id
 
     def _error(self, topic: str, partition: int, metadata: str | None) -> ErrorCode:
         """Return why no offset can be committed there. Kafka counts `metadata` in UTF-16 units."""
@@ -101,22 +121,21 @@ class CheckedOffsets:
             return ErrorCode.offset_metadata_too_large
         return ErrorCode.none
 
-    def _commit(self, group_id: str, topic: str, entry: Any, retention_ms: int) -> OffsetCommit:
-        return OffsetCommit(
-            group_id,
-            topic,
-            entry.partition_index,
-            entry.committed_offset,
-            getattr(entry, "committed_leader_epoch", -1),
-            entry.committed_metadata or "",
-            self._now_ms,
-            self._now_ms + retention_ms if retention_ms >= 0 else -1,
+    def _add(self, group_id: str, topic: str, entry: Any, retention_ms: int) -> None:
+        if self._batch.encoded.size_bytes >= self._bytes_max:
+            return
+        self._batch.add(
+            OffsetCommit(
+                group_id,
+                topic,
+                entry.partition_index,
+                entry.committed_offset,
+                getattr(entry, "committed_leader_epoch", -1),
+                entry.committed_metadata or "",
+                self._now_ms,
+                self._now_ms + retention_ms if retention_ms >= 0 else -1,
+            )
         )
-
-    @property
-    def are_none_valid(self) -> bool:
-        """Whether every offset has an error."""
-        return not self._batch.records
 
     def refuse(self, error_code: ErrorCode) -> None:
         """Commit nothing; the error goes before all but those of topics without permission."""
@@ -125,27 +144,25 @@ class CheckedOffsets:
             errors[:] = [(index, code if code == unauthorized else error_code) for index, code in errors]
         self._batch = GroupBatch(self._now_ms)
 
-    def batch(self) -> GroupBatch:
-        """Return the records of the offsets without an error, for an append in this turn; partitions that were deleted
-        after their check have one now."""
-        deleted = {
-            (topic, index)
-            for topic, errors in self.results
-            for index, code in errors
-            if code == ErrorCode.none and not self._node.has_partition(topic, index)
-        }
-        if deleted:
-            for topic, errors in self.results:
-                errors[:] = [
-                    (index, ErrorCode.unknown_topic_or_partition if (topic, index) in deleted and not code else code)
-                    for index, code in errors
-                ]
-            records, self._batch = self._batch.records, GroupBatch(self._now_ms)
-            for record in records:
-                assert isinstance(record, OffsetCommit)
-                if (record.topic, record.partition) not in deleted:
-                    self._batch.add(record)
-        return self._batch
+    def take(self) -> GroupBatch:
+        """Return the records of the offsets without an error once, for an append in this turn.
+
+        Topics that were deleted after their check have an error now, even if there are others with their names.
+        """
+        deleted = {name for name, topic_id in self._topic_ids.items() if self._topic_id(name) != topic_id}
+        for topic, errors in self.results:
+            if topic in deleted:
+                unknown = ErrorCode.unknown_topic_or_partition
+                errors[:] = [(index, code or unknown) for index, code in errors]
+        batch, self._batch = self._batch, GroupBatch(self._now_ms)
+        if not deleted:
+            return batch
+        kept = GroupBatch(self._now_ms)
+        for record in batch.records:
+            assert isinstance(record, OffsetCommit)
+            if record.topic not in deleted:
+                kept.add(record)
+        return kept
 
 
 def _errors_by_topic(results: PartitionErrors, refusal: ErrorCode) -> list[dict[str, Any]]:

@@ -250,7 +250,9 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     body = request.decode()
     access = node.access(request)
     unauthorized = _group_refusal(access, body.transactional_id, body.group_id)
-    offsets = CheckedOffsets(node)
+    groups = node.group_shards.of(body.group_id)
+    refusal = _offset_commit_refusal(node, body)
+    offsets = CheckedOffsets(node, bytes_max=0 if refusal else groups.batch_bytes_max)
 
     def respond(error_code: ErrorCode) -> None:
         request.respond(
@@ -268,13 +270,12 @@ def handle_offset_commit(node: Node, request: Request) -> None:
     def record(code: ErrorCode) -> None:
         # Kafka's group coordinator uses another code than a partition's leader.
         unverified = ErrorCode.coordinator_not_available if code is ErrorCode.not_enough_replicas else code
-        refusal = unverified or _offset_commit_refusal(node, body)
-        if refusal:
+        refused = unverified or refusal or _offset_commit_refusal(node, body)
+        if refused:
             # A producer that was fenced in a response must remain fenced after a crash.
-            node.transactions.of(body.transactional_id).when_synced(lambda error_code: respond(error_code or refusal))
+            node.transactions.of(body.transactional_id).when_synced(lambda error_code: respond(error_code or refused))
         else:
-            groups = node.group_shards.of(body.group_id)
-            groups.record_transactional(body.producer_id, body.producer_epoch, offsets.batch(), respond)
+            groups.record_transactional(body.producer_id, body.producer_epoch, offsets.take(), respond)
 
     def checked() -> None:
         if offsets.are_none_valid:
@@ -282,7 +283,7 @@ def handle_offset_commit(node: Node, request: Request) -> None:
         else:
             _when_verified(node, body, record)
 
-    request.in_slices_first(offsets.check(body, access, unauthorized), checked)
+    request.prepare(offsets.check(body, access, unauthorized), checked)
 
 
 def _when_verified(node: Node, body: Any, verified: Callable[[ErrorCode], None]) -> None:
@@ -308,9 +309,7 @@ def _offset_commit_refusal(node: Node, body: Any) -> ErrorCode:
     if not body.group_id:
         return ErrorCode.invalid_group_id
     groups = node.group_shards.of(body.group_id)
-    if groups.is_elsewhere:
-        return ErrorCode.not_coordinator
-    return groups.groups.transactional_commit_error(
+    return groups.error_code or groups.groups.transactional_commit_error(
         body.group_id,
         getattr(body, "member_id", ""),
         getattr(body, "generation_id", -1),

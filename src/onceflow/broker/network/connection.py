@@ -2,7 +2,8 @@
 
 A connection owns its non-blocking socket and is called by the event loop. It reads into one buffer, which starts at
 4 KiB and grows as a frame's bytes arrive. A handler gets its frame as a view of that buffer, valid until it returns.
-A large request is decoded over several turns of the loop before it is handled; the buffer does not change meanwhile.
+A large request is decoded over several turns of the loop before it is handled, and the handler may leave a rest of its
+work to later turns; the buffer does not change meanwhile.
 
 The cost of one connection to the others is bounded: bytes read and sent in one turn of the loop, bytes and time of the
 requests that it handles, pending requests and unsent responses. The memory of incoming requests and of unread responses
@@ -244,7 +245,7 @@ class Connection(SendingHalf):
             self.close(reason)
         return reason is None
 
-    def _handle_frame(self, frame: memoryview, handle: Handle) -> None:
+    def _handle_frame(self, frame: memoryview, handle: Handle) -> Reply:
         reply = self._new_reply(self)
         self._pending.append(reply)
         try:
@@ -258,6 +259,7 @@ class Connection(SendingHalf):
             self._is_parked = True
         if len(self._pending) >= self._pending_max and self._is_reading:
             self._pause_reading()
+        return reply
 
     def _handle_soon(self) -> None:
         """Continue with the requests in the buffer after the other connections' turn."""
@@ -295,9 +297,22 @@ class Connection(SendingHalf):
             self.close("internal error")
             raise
         self._begin += 4 + size_bytes
-        self._handle_frame(frame, handle)
+        reply = self._handle_frame(frame, handle)
         yield size_bytes // HANDLED_BYTES_PER_WORK
+        if reply.rest is not None:
+            yield from self._do_rest(reply, reply.rest)
         self._handle_later()
+
+    def _do_rest(self, reply: Reply, rest: Iterator[int]) -> Iterator[int]:
+        reply.is_long_wait = True
+        try:
+            yield from rest
+        except WireError as error:
+            self.close(str(error))
+        except Exception:
+            self.close("internal error")
+            raise
+        reply.is_long_wait = False
 
     def _make_room(self) -> bool:
         """Make space in a full buffer without a whole request: move its content to the front, or to a larger buffer.

@@ -86,7 +86,7 @@ class Limit(Protocol):
 class Reply:
     """Position of one response in its connection's order of responses."""
 
-    __slots__ = ("connection", "is_long_wait", "limit", "on_abandoned", "on_stop", "pieces")
+    __slots__ = ("connection", "is_long_wait", "limit", "on_abandoned", "on_stop", "pieces", "rest")
 
     def __init__(self, connection: "Channel") -> None:
         self.connection = connection
@@ -99,10 +99,12 @@ class Reply:
         self.on_stop: Callable[[], None] | None = None
         """Called when the broker stops before there is a response: sends the one that is possible now."""
         self.is_long_wait = False
-        """Whether the response waits for other clients or for records, not for the disk.
+        """Whether the response waits for other clients, for records or for the `rest`, not for the disk.
 
         It then parks the connection, and a broker that stops does not wait for it.
         """
+        self.rest: Iterator[int] | None = None
+        """Rest of the work on a large request; each step yields its cost in units of about a microsecond."""
 
     @property
     def is_open(self) -> bool:

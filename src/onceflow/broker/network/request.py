@@ -5,6 +5,7 @@ Handlers give a response as one mapping with the fields of all versions; the req
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -100,20 +101,14 @@ class Request:
             is_wanted=lambda: self.reply.is_open,
         )
 
-    def in_slices_first(self, work: Iterator[int], done: Callable[[], None]) -> None:
-        """Run `work` like `in_slices`, and no later request of the connection before `done` unless it ends in this
-        turn: what it records must not overtake.
+    def prepare(self, work: Iterator[int], done: Callable[[], None]) -> None:
+        """Do the `work` that the request needs before its effect, `done`, and before the connection's next request.
 
-        A broker that stops does not wait for the work; the client gets no response then.
+        That of a large request takes several turns of the loop. It is dropped if the connection closes or the broker
+        stops; the client gets no response then.
         """
-        reply = self.reply
-
-        def finish() -> None:
-            reply.is_long_wait = False
-            done()
-
-        reply.is_long_wait = True
-        self.in_slices(work, finish)
+        deque(work, maxlen=0)
+        done()
 
     def timed(self, work: Iterator[int]) -> Iterator[int]:
         """Return the work so that its time counts for the client's quota, if there are quotas."""
@@ -140,6 +135,15 @@ class DecodedRequest(Request):
     def decode(self) -> Any:
         """Return the body."""
         return self.body
+
+    def prepare(self, work: Iterator[int], done: Callable[[], None]) -> None:
+        """Let the connection do the work after this call (`Reply.rest`)."""
+        self.reply.rest = self.timed(chain(work, _last_step(done)))
+
+
+def _last_step(done: Callable[[], None]) -> Iterator[int]:
+    done()
+    yield 0
 
 
 class close_unless_responded:  # noqa: N801
