@@ -8,7 +8,7 @@ _RESPONSES = "broker/handlers/test_groups.py::"
 _REQUESTS = "broker/groups/test_requests.py::"
 _TRANSACTIONAL = "broker/groups/test_transactional_offsets.py::"
 _DURABILITY = "broker/groups/test_group_durability.py::"
-_LARGE = "broker/handlers/test_large_commits.py::"
+_LARGE = "broker/handlers/test_large_requests.py::"
 
 MUTANTS = (
     Mutant(
@@ -258,6 +258,12 @@ MUTANTS = (
         "if self._topic_id(name) != topic_id}",
         "if self._topic_id(name) is None}",
         _LARGE + "test_a_topic_created_again_gets_no_offset",
+    ),
+    Mutant(
+        "broker/handlers/group_admin.py",
+        "            error_codes[group_id] = groups.delete_error(group_id)\n            records",
+        "            records",
+        _LARGE + "test_a_group_with_a_new_member_remains",
     ),
     Mutant(
         "broker/handlers/transactions.py",

@@ -1,6 +1,6 @@
 """Administrative group APIs: DescribeGroups, ListGroups, DeleteGroups."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ TYPE = "classic"
 """Type of every group here: KIP-848's groups are not supported."""
 WORK_PER_GROUP = 8
 WORK_PER_LISTED_GROUP = 3
+WORK_PER_DELETED_GROUP = 4
 
 
 def handle_describe_groups(node: Node, request: Request) -> None:
@@ -153,30 +154,47 @@ def handle_delete_groups(node: Node, request: Request) -> None:
     """Serve one DeleteGroups request: groups without members, and their offsets, in one batch for each coordinator."""
     body = request.decode()
     error_codes: dict[str, ErrorCode] = {}
-    deleted: dict[GroupRequests, tuple[list[str], list[GroupRecord]]] = {}
-    for group_id in dict.fromkeys(body.groups_names):
-        shard = node.group_shards.of(group_id)
-        refusal = group_refusal(node, request, group_id, AclOperation.DELETE)
-        error_codes[group_id] = refusal or shard.groups.delete_error(group_id)
-        if not refusal:
-            group_ids, records = deleted.setdefault(shard, ([], []))
-            group_ids.append(group_id)
-            records += () if error_codes[group_id] else shard.groups.decide_delete(group_id)
-    left = len(deleted) + 1
+    served: dict[GroupRequests, list[str]] = {}
 
-    def end(group_ids: Sequence[str], error_code: ErrorCode) -> None:
-        nonlocal left
-        left -= 1
-        for group_id in group_ids:
-            error_codes[group_id] = error_code or error_codes[group_id]
-        if not left:
-            results = [{"group_id": group_id, "error_code": code} for group_id, code in error_codes.items()]
-            request.respond(results=results)
+    def check() -> Iterator[int]:
+        for group_id in dict.fromkeys(body.groups_names):
+            shard = node.group_shards.of(group_id)
+            refusal = group_refusal(node, request, group_id, AclOperation.DELETE)
+            error_codes[group_id] = refusal or shard.groups.delete_error(group_id)
+            if not refusal:
+                served.setdefault(shard, []).append(group_id)
+            yield WORK_PER_DELETED_GROUP
 
-    # The response waits until the absence of a group is durable, as with every other result.
-    for shard, (group_ids, records) in deleted.items():
-        shard.record(records, partial(end, group_ids))
-    end((), ErrorCode.none)
+    def delete() -> None:
+        left = len(served) + 1
+
+        def end(group_ids: Sequence[str], error_code: ErrorCode) -> None:
+            nonlocal left
+            left -= 1
+            for group_id in group_ids:
+                error_codes[group_id] = error_code or error_codes[group_id]
+            if not left:
+                results = [{"group_id": group_id, "error_code": code} for group_id, code in error_codes.items()]
+                request.respond(results=results)
+
+        # The response waits until the absence of a group is durable, as with every other result.
+        for shard, group_ids in served.items():
+            shard.record(_delete(shard.groups, group_ids, error_codes), partial(end, group_ids))
+        end((), ErrorCode.none)
+
+    request.prepare(check(), delete)
+
+
+def _delete(
+    groups: GroupCoordinator, group_ids: Iterable[str], error_codes: MutableMapping[str, ErrorCode]
+) -> list[GroupRecord]:
+    """Return the records that delete the groups without an error. One that got a member since its check has one now."""
+    records: list[GroupRecord] = []
+    for group_id in group_ids:
+        if not error_codes[group_id]:
+            error_codes[group_id] = groups.delete_error(group_id)
+            records += () if error_codes[group_id] else groups.decide_delete(group_id)
+    return records
 
 
 HANDLERS = {

@@ -1,6 +1,6 @@
 """Transactional APIs: requests of any version become the coordinator's values, its results become responses."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from onceflow.wire import TopicPartition, apis
 from onceflow.wire.acls import AclOperation, ResourceType
 from onceflow.wire.errors import ErrorCode
 
+WORK_PER_PARTITION = 2
 VERIFYING_FROM = 4
 """First version of AddPartitionsToTxn between brokers."""
 FENCED_FROM_INIT = 4
@@ -94,7 +95,6 @@ def handle_add_partitions(node: Node, request: Request) -> None:
         _verify_partitions(node, request, body)
         return
     topics = body.v3_and_below_topics
-    partitions = [(topic.name, index) for topic in topics for index in topic.partitions]
     producer = ProducerRequest(
         body.v3_and_below_transactional_id, body.v3_and_below_producer_id, body.v3_and_below_producer_epoch
     )
@@ -103,20 +103,30 @@ def handle_add_partitions(node: Node, request: Request) -> None:
     if unauthorized:
         _respond_by_topic(request, _each(topics, unauthorized))
         return
-    refusals = {partition: code for partition in partitions if (code := _add_refusal(node, access, partition))}
+    partitions: dict[TopicPartition, ErrorCode] = {}
+
+    def check() -> Iterator[int]:
+        for topic in topics:
+            for index in topic.partitions:
+                partition = (topic.name, index)
+                partitions[partition] = _add_refusal(node, access, partition)
+                yield WORK_PER_PARTITION
 
     def settled(error_code: ErrorCode) -> None:
         code = _for_old_clients(error_code) if request.version < FENCED_FROM else error_code
         _respond_by_topic(request, _each(topics, code))
 
-    if not refusals:
-        node.transactions.add(producer, frozenset(partitions), settled)
-        return
-    # Kafka joins the entries of a topic in this response only.
-    by_topic: dict[str, dict[int, ErrorCode]] = {}
-    for topic, index in partitions:
-        by_topic.setdefault(topic, {})[index] = refusals.get((topic, index), ErrorCode.operation_not_attempted)
-    _respond_by_topic(request, [(topic, codes.items()) for topic, codes in by_topic.items()])
+    def add() -> None:
+        if not any(partitions.values()):
+            node.transactions.add(producer, frozenset(partitions), settled)
+            return
+        # Kafka joins the entries of a topic in this response only.
+        by_topic: dict[str, dict[int, ErrorCode]] = {}
+        for (topic, index), refusal in partitions.items():
+            by_topic.setdefault(topic, {})[index] = refusal or ErrorCode.operation_not_attempted
+        _respond_by_topic(request, [(topic, codes.items()) for topic, codes in by_topic.items()])
+
+    request.prepare(check(), add)
 
 
 def _each(topics: Any, code: ErrorCode) -> PartitionErrors:

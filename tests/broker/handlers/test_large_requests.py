@@ -1,4 +1,4 @@
-"""A large OffsetCommit takes several turns of the loop; what happens between them must not be overlooked."""
+"""A large request takes several turns of the loop; what happens between them must not be overlooked."""
 
 import gc
 import socket
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from onceflow.broker.handlers.group_offsets import CheckedOffsets
 from onceflow.broker.loop import slices
+from onceflow.broker.network.request import DecodedRequest
 from onceflow.wire import apis
 from onceflow.wire.errors import ErrorCode
 from tests.broker.driven_broker import InnerBroker
@@ -28,27 +28,28 @@ VERSION = 8
 
 
 class Held:
-    """Holds the check of every request with several offsets, before its last turn."""
+    """Holds every large request before its last turn."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
         self.released = threading.Event()
 
-    def wrapped(self, check: Callable[..., Iterator[int]]) -> Callable[..., Iterator[int]]:
-        def held(offsets: CheckedOffsets, body: Any, *arguments: Any) -> Iterator[int]:
-            yield from check(offsets, body, *arguments)
-            if len(body.topics[0].partitions) > 1:
-                self.began.set()
-                while not self.released.is_set():
-                    yield slices.WORK_PER_TURN
-
-        return held
+    def work(self, work: Iterator[int]) -> Iterator[int]:
+        yield from work
+        self.began.set()
+        while not self.released.is_set():
+            yield slices.WORK_PER_TURN
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     holding = Held()
-    monkeypatch.setattr(CheckedOffsets, "check", holding.wrapped(CheckedOffsets.check))
+    prepare = DecodedRequest.prepare
+
+    def prepare_held(request: DecodedRequest, work: Iterator[int], done: Callable[[], None]) -> None:
+        prepare(request, holding.work(work), done)
+
+    monkeypatch.setattr(DecodedRequest, "prepare", prepare_held)
     yield holding
     holding.released.set()
 
@@ -195,6 +196,22 @@ def test_a_stop_does_not_wait_for_it(tmp_path: Path, held: Held) -> None:
         broker.start()
         with RawGroup(broker.bootstrap, GROUP) as group:
             assert group.offsets() == {}
+
+
+def test_a_group_with_a_new_member_remains(broker: InnerBroker, held: Held) -> None:
+    with connected(broker.bootstrap) as client, RawGroup(broker.bootstrap, GROUP) as group:
+        client.create_topic("t", 1)
+        assert group.commit("t", offset=7) == ErrorCode.none
+        names = [GROUP, *(f"absent-{number}" for number in range(1000))]
+        client.send(apis.DELETE_GROUPS, 2, groups_names=names)
+        assert held.began.wait(20)
+        group.enter()
+        assert group.joined().error_code == 0
+        held.released.set()
+        codes_of = {result.group_id: result.error_code for result in client.receive(apis.DELETE_GROUPS, 2).results}
+        assert codes_of.pop(GROUP) == ErrorCode.non_empty_group
+        assert set(codes_of.values()) == {ErrorCode.group_id_not_found}
+        assert group.offsets() == {("t", 0): (7, 0)}
 
 
 @contextmanager
