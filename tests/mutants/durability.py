@@ -316,6 +316,12 @@ MUTANTS = (
         _FLUSH + "test_a_lowered_flush_ms_applies_at_once",
     ),
     Mutant(
+        "broker/storage/group_commit.py",
+        "        self._queues.move_to_end(partition, last=False)\n",
+        "",
+        "broker/storage/test_fair_queue.py::test_what_must_be_first_overtakes",
+    ),
+    Mutant(
         "broker/topics/operations.py",
         "            self._group_commit.flush_put_off()\n",
         "",

@@ -185,7 +185,7 @@ def test_a_client_that_hung_up_commits(broker: InnerBroker, held: Held) -> None:
         assert set(group.offsets([("t", range(PARTITIONS))]).values()) == {(1, 0)}
 
 
-def test_a_stop_does_not_wait_for_it(tmp_path: Path, held: Held) -> None:
+def test_a_stop_does_not_wait_for_it(tmp_path: Path, held: Held, caplog: pytest.LogCaptureFixture) -> None:
     """The client gets no response, and nothing is recorded."""
     with InnerBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
         client.create_topic("t", PARTITIONS)
@@ -193,6 +193,7 @@ def test_a_stop_does_not_wait_for_it(tmp_path: Path, held: Held) -> None:
         assert held.began.wait(20)
         broker.stop()
         assert client.socket.recv(1) == b""
+        assert "did not end within stop.timeout.ms" not in caplog.text
         broker.start()
         with RawGroup(broker.bootstrap, GROUP) as group:
             assert group.offsets() == {}

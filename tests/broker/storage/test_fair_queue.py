@@ -73,6 +73,15 @@ def test_a_discarded_partition_is_not_taken() -> None:
     assert taken(queue, 9) == [3]
 
 
+def test_what_must_be_first_overtakes() -> None:
+    """Also a partition that waits in another place already."""
+    queue, partitions = queue_of(wide=[0, 1, 2], narrow=[3])
+    assert taken(queue, 1) == [0]
+    queue.add_first(partitions[2])
+    queue.add_first(partitions[9])
+    assert taken(queue, 9) == [9, 2, 3, 1]
+
+
 def test_a_round_is_bounded_by_its_files() -> None:
     """Partition 1 has as many files to sync as six others, and is taken while there is anything left of the bound."""
     queue, _ = queue_of(wide=[0, 1, 2, 3], narrow=[7, 8])

@@ -67,6 +67,12 @@ class FairQueue:
             queue = self._queues[requester] = OrderedDict()
         queue[partition] = None
 
+    def add_first(self, partition: Partition) -> None:
+        """Queue a partition before all others."""
+        self._partitions.add(partition)
+        self._queues[partition] = OrderedDict(((partition, None),))
+        self._queues.move_to_end(partition, last=False)
+
     def discard(self, partition: Partition) -> None:
         self._partitions.discard(partition)
 
@@ -190,7 +196,8 @@ class GroupCommit:
         """Sync in the next rounds what `request_soon` put off: a record written next must not be durable before."""
         for partition in [dirty for dirty in self._timers if not dirty.log.durability.has_flush_policy]:
             self._timers.pop(partition).cancel()
-            self.flush(partition)
+            self._dirty.add_first(partition)
+            self._begin_soon()
 
     def _flush_later(self, partition: Partition, delay_s: float) -> None:
         """Sync the partition after this time at the latest; `flush.ms` may have been longer before."""
@@ -208,6 +215,9 @@ class GroupCommit:
     def flush(self, partition: Partition, requester: Hashable | None = None) -> None:
         """Sync the partition in one of the next rounds, regardless of its flush policy."""
         self._dirty.add(partition, partition if requester is None else requester)
+        self._begin_soon()
+
+    def _begin_soon(self) -> None:
         if not self._is_running:
             self._is_running = True
             self._idle.clear()
