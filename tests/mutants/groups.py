@@ -224,6 +224,18 @@ MUTANTS = (
         _LARGE + "test_a_stop_does_not_wait_for_it",
     ),
     Mutant(
+        "broker/network/connection.py",
+        "            yield from rest\n        except WireError as error:\n            self.close(str(error))\n",
+        '            yield from rest\n        except WireError as error:\n            logger.warning("%s", error)\n',
+        _LARGE + "test_a_failure_closes_only_its_connection",
+    ),
+    Mutant(
+        "testing/interception.py",
+        "            deque(inner.rest, maxlen=0)\n",
+        "            pass\n",
+        "testing/test_faults.py::test_large_requests_meet_faults",
+    ),
+    Mutant(
         "broker/handlers/group_offsets.py",
         "bytes_max=0 if refusal else groups.batch_bytes_max",
         "bytes_max=groups.batch_bytes_max",

@@ -215,6 +215,26 @@ def test_a_paused_network_loses_nothing(broker: Broker, client: RawClient) -> No
     assert fetched.records
 
 
+@pytest.mark.parametrize("fault", ["pause", "delay", "fail"])
+def test_large_requests_meet_faults(broker: Broker, client: RawClient, fault: str) -> None:
+    """Those that the broker handles over several turns of its loop."""
+    names = [f"absent-{number}" for number in range(1000)]
+    faults = broker.faults
+    with {
+        "pause": faults.pause,
+        "delay": lambda: faults.delay(0.01, "DeleteGroups"),
+        "fail": lambda: faults.fail("DeleteGroups", "NOT_COORDINATOR"),
+    }[fault]() as begun:
+        client.send(apis.DELETE_GROUPS, 2, groups_names=names)
+        if fault == "pause":
+            assert is_silent(client)
+            begun.remove()
+        results = client.receive(apis.DELETE_GROUPS, 2).results
+    expected = ErrorCode.not_coordinator if fault == "fail" else ErrorCode.group_id_not_found
+    assert [(result.group_id, result.error_code) for result in results] == [(name, expected) for name in names]
+    assert client.ask(apis.LIST_GROUPS, 0).error_code == 0
+
+
 def test_a_paused_client_gets_no_records(broker: Broker, client: RawClient) -> None:
     """Neither in the response to a fetch that waited before the pause."""
     start = end_offset(broker, "clicks")

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from onceflow.broker.handlers.group_offsets import CheckedOffsets
 from onceflow.broker.loop import slices
 from onceflow.broker.network.request import DecodedRequest
 from onceflow.wire import apis
-from onceflow.wire.errors import ErrorCode
+from onceflow.wire.errors import ErrorCode, MalformedFrame
 from tests.broker.driven_broker import InnerBroker
 from tests.broker.groups.raw_group import RawGroup
 from tests.broker.raw_client import RawClient, connected, milliseconds
@@ -213,6 +214,24 @@ def test_a_group_with_a_new_member_remains(broker: InnerBroker, held: Held) -> N
         assert codes_of.pop(GROUP) == ErrorCode.non_empty_group
         assert set(codes_of.values()) == {ErrorCode.group_id_not_found}
         assert group.offsets() == {("t", 0): (7, 0)}
+
+
+@pytest.mark.parametrize("error", [ValueError("planted"), MalformedFrame("planted")])
+@pytest.mark.parametrize("step", ["_error", "take"])
+def test_a_failure_closes_only_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, step: str
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise error
+
+    with InnerBroker(tmp_path / "data") as broker, connected(broker.bootstrap) as client:
+        client.create_topic("t", PARTITIONS)
+        with RawGroup(broker.bootstrap, GROUP) as group, monkeypatch.context() as patch:
+            patch.setattr(CheckedOffsets, step, fail)
+            send(group.client(), offsets("t"))
+            assert group.client().socket.recv(1) == b""
+        send(client, offsets("t"))
+        assert codes(client) == {"t": {ErrorCode.none}}
 
 
 @contextmanager
