@@ -22,7 +22,8 @@ from tests.broker.raw_client import RawClient, connected, milliseconds
 from tests.broker.transactions.transactional_client import TransactionalClient
 
 GROUP = "large"
-PARTITIONS = 600
+PARTITIONS = 20
+METADATA = "m" * 500
 """Enough for more than 8 KiB: smaller requests are handled in one turn."""
 OUTSIDER: Mapping[str, Any] = {"generation_id_or_member_epoch": -1, "member_id": ""}
 VERSION = 8
@@ -62,8 +63,8 @@ def broker(tmp_path: Path, held: Held) -> Iterator[InnerBroker]:
         held.released.set()
 
 
-def offsets(*topics: str, offset: int = 1, count: int = PARTITIONS) -> list[dict[str, Any]]:
-    entry = {"committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": ""}
+def offsets(*topics: str, offset: int = 1, count: int = PARTITIONS, metadata: str = METADATA) -> list[dict[str, Any]]:
+    entry = {"committed_offset": offset, "committed_leader_epoch": -1, "committed_metadata": metadata}
     return [
         {"name": topic, "partitions": [{"partition_index": index, **entry} for index in range(count)]}
         for topic in topics
@@ -280,5 +281,5 @@ def test_a_batch_too_large_is_not_encoded(tmp_path: Path) -> None:
 
 def repeated(count: int) -> list[dict[str, Any]]:
     """Return the same partition many times: one request may name it more than once."""
-    (topic,) = offsets("t", count=1)
+    (topic,) = offsets("t", count=1, metadata="")
     return [{**topic, "partitions": topic["partitions"] * count}]
